@@ -1,0 +1,1 @@
+"""Robust training with noisy labels by JoCoR."""
