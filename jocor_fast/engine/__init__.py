@@ -1,0 +1,1 @@
+"""The training run: settings, step, epoch loop, evaluation, checkpoints and files."""
