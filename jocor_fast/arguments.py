@@ -1,0 +1,114 @@
+"""Checks of the arguments that are plain numbers, shared by the compiled functions and the reference.
+
+Each check returns the value to compute with (a Python float or int), raises TypeError for a wrong type and ValueError
+for a wrong value, and lets the usual call through after one type test: the whole loss takes about 30 µs on a small
+batch, and these stand in its way. Tensors are checked where they are read: in csrc/ops.cpp and in reference.py.
+
+Where a float is said an int is accepted, where an int is said a NumPy integer; a bool is neither.
+"""
+
+from __future__ import annotations
+
+import numbers
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
+
+
+def check_co_lambda(co_lambda: float) -> float:
+    """λ, the weight of the agreement between the networks: a float in [0, 1]."""
+    if type(co_lambda) is float and 0.0 <= co_lambda <= 1.0:
+        return co_lambda
+    value = _real("co_lambda", co_lambda)
+    if not 0 <= value <= 1:
+        raise ValueError(f"co_lambda must lie in [0, 1], got {co_lambda!r}")
+    return float(value)
+
+
+def check_forget_rate(forget_rate: float) -> float:
+    """τ, the share of the rows that is left out: a float in [0, 1)."""
+    if type(forget_rate) is float and 0.0 <= forget_rate < 1.0:
+        return forget_rate
+    value = _real("forget_rate", forget_rate)
+    if not 0 <= value < 1:
+        raise ValueError(f"forget_rate must lie in [0, 1), got {forget_rate!r}")
+    return float(value)
+
+
+def check_num_keep(num_keep: int | Tensor, rows: Tensor) -> int | Tensor:
+    """k, the number of rows to keep: an int >= 1 (0 is right for an empty batch), or a 0-d int64 tensor beside `rows`.
+
+    `rows` is the tensor whose first dimension is the batch. The value of a tensor is not read here: that would make the
+    host wait for the device.
+    """
+    if type(num_keep) is int and 1 <= num_keep <= _INT64_MAX:
+        return num_keep
+    if isinstance(num_keep, Tensor):
+        if num_keep.dtype != torch.int64:
+            raise TypeError(f"num_keep must be an int or a 0-d int64 tensor, got a tensor of {num_keep.dtype}")
+        if num_keep.dim() != 0:
+            raise ValueError(f"num_keep must be an int or a 0-d int64 tensor, got shape {tuple(num_keep.shape)}")
+        if isinstance(rows, Tensor) and num_keep.device != rows.device:
+            raise ValueError(f"num_keep must lie on {rows.device} like the rows, got a tensor on {num_keep.device}")
+        return num_keep
+    value = _integer("num_keep", num_keep)
+    empty = isinstance(rows, Tensor) and rows.dim() > 0 and rows.shape[0] == 0
+    if not (0 if empty else 1) <= value <= _INT64_MAX:
+        raise ValueError(f"num_keep must be at least 1 and fit in 64 bits, got {num_keep!r}")
+    return value
+
+
+def check_keep_arguments(
+    forget_rate: float | None, num_keep: int | Tensor | None, rows: Tensor
+) -> tuple[float | None, int | Tensor | None]:
+    """Exactly one of forget_rate and num_keep, checked; the other stays None."""
+    if num_keep is None and forget_rate is not None:
+        return check_forget_rate(forget_rate), None
+    if num_keep is not None and forget_rate is None:
+        return None, check_num_keep(num_keep, rows)
+    raise TypeError(
+        f"exactly one of forget_rate and num_keep must be given, got {'neither' if num_keep is None else 'both'}"
+    )
+
+
+def check_ignore_index(ignore_index: int | None) -> int | None:
+    """The label whose rows take no part: an int that fits in 64 bits, or None."""
+    if ignore_index is None:
+        return None
+    if type(ignore_index) is int and _INT64_MIN <= ignore_index <= _INT64_MAX:
+        return ignore_index
+    value = _integer("ignore_index", ignore_index)
+    if not _INT64_MIN <= value <= _INT64_MAX:
+        raise ValueError(f"ignore_index must fit in 64 bits, got {ignore_index!r}")
+    return value
+
+
+def check_batch_size(batch_size: int) -> int:
+    """The number of rows of a batch: an int >= 0."""
+    value = batch_size if type(batch_size) is int else _integer("batch_size", batch_size)
+    if value < 0:
+        raise ValueError(f"batch_size must not be negative, got {batch_size!r}")
+    return value
+
+
+def check_rounding(rounding: str) -> str:
+    """How R·n becomes a whole number of rows: "ceil" (the paper) or "floor" (the published code)."""
+    if rounding in ("ceil", "floor"):
+        return rounding
+    error = ValueError if isinstance(rounding, str) else TypeError
+    raise error(f"rounding must be 'ceil' or 'floor', got {rounding!r}")
+
+
+def _real(name: str, value: Any) -> Any:
+    if isinstance(value, numbers.Real) and not isinstance(value, bool):
+        return value
+    raise TypeError(f"{name} must be a float, got {type(value).__name__}")
+
+
+def _integer(name: str, value: Any) -> int:
+    if isinstance(value, numbers.Integral) and not isinstance(value, bool):
+        return int(value)
+    raise TypeError(f"{name} must be an int, got {type(value).__name__}")
