@@ -22,7 +22,7 @@ def check_co_lambda(co_lambda: float) -> float:
     """λ, the weight of the agreement between the networks: a float in [0, 1]."""
     if type(co_lambda) is float and 0.0 <= co_lambda <= 1.0:
         return co_lambda
-    value = _real("co_lambda", co_lambda)
+    value = as_real("co_lambda", co_lambda)
     if not 0 <= value <= 1:
         raise ValueError(f"co_lambda must lie in [0, 1], got {co_lambda!r}")
     return float(value)
@@ -32,7 +32,7 @@ def check_forget_rate(forget_rate: float) -> float:
     """τ, the share of the rows that is left out: a float in [0, 1)."""
     if type(forget_rate) is float and 0.0 <= forget_rate < 1.0:
         return forget_rate
-    value = _real("forget_rate", forget_rate)
+    value = as_real("forget_rate", forget_rate)
     if not 0 <= value < 1:
         raise ValueError(f"forget_rate must lie in [0, 1), got {forget_rate!r}")
     return float(value)
@@ -54,7 +54,7 @@ def check_num_keep(num_keep: int | Tensor, rows: Tensor) -> int | Tensor:
         if isinstance(rows, Tensor) and num_keep.device != rows.device:
             raise ValueError(f"num_keep must lie on {rows.device} like the rows, got a tensor on {num_keep.device}")
         return num_keep
-    value = _integer("num_keep", num_keep)
+    value = as_integer("num_keep", num_keep)
     empty = isinstance(rows, Tensor) and rows.dim() > 0 and rows.shape[0] == 0
     if not (0 if empty else 1) <= value <= _INT64_MAX:
         raise ValueError(f"num_keep must be at least 1 and fit in 64 bits, got {num_keep!r}")
@@ -80,7 +80,7 @@ def check_ignore_index(ignore_index: int | None) -> int | None:
         return None
     if type(ignore_index) is int and _INT64_MIN <= ignore_index <= _INT64_MAX:
         return ignore_index
-    value = _integer("ignore_index", ignore_index)
+    value = as_integer("ignore_index", ignore_index)
     if not _INT64_MIN <= value <= _INT64_MAX:
         raise ValueError(f"ignore_index must fit in 64 bits, got {ignore_index!r}")
     return value
@@ -88,7 +88,7 @@ def check_ignore_index(ignore_index: int | None) -> int | None:
 
 def check_batch_size(batch_size: int) -> int:
     """The number of rows of a batch: an int >= 0."""
-    value = batch_size if type(batch_size) is int else _integer("batch_size", batch_size)
+    value = batch_size if type(batch_size) is int else as_integer("batch_size", batch_size)
     if value < 0:
         raise ValueError(f"batch_size must not be negative, got {batch_size!r}")
     return value
@@ -102,13 +102,15 @@ def check_rounding(rounding: str) -> str:
     raise error(f"rounding must be 'ceil' or 'floor', got {rounding!r}")
 
 
-def _real(name: str, value: Any) -> Any:
+def as_real(name: str, value: Any) -> Any:
+    """The number as it is; TypeError for what is not a real number."""
     if isinstance(value, numbers.Real) and not isinstance(value, bool):
         return value
     raise TypeError(f"{name} must be a float, got {type(value).__name__}")
 
 
-def _integer(name: str, value: Any) -> int:
+def as_integer(name: str, value: Any) -> int:
+    """The number as a Python int; TypeError for what is not a whole-number type."""
     if isinstance(value, numbers.Integral) and not isinstance(value, bool):
         return int(value)
     raise TypeError(f"{name} must be an int, got {type(value).__name__}")

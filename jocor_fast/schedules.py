@@ -1,0 +1,151 @@
+"""What changes from epoch to epoch: the share of rows kept, the learning rate, Adam's β1; and how long each recipe trains.
+
+Recipe "paper" follows the paper's text, recipe "published" the authors' code; paper and code differ in the ramp, the
+decay, β1, the number of epochs and of batches, and in how R·B is rounded. Every such difference stands here, once.
+Epochs count from 1.
+"""
+
+from __future__ import annotations
+
+from jocor_fast.arguments import as_integer, check_forget_rate
+
+RECIPES = ("paper", "published")
+
+_ADAM_BETA1 = 0.9
+_PUBLISHED_BETA1_IN_DECAY = 0.1
+_PUBLISHED_MOST_STEPS = 401  # its loop stops after batch index 400
+
+
+def keep_rate(epoch: int, *, forget_rate: float, ramp_epochs: int = 10, recipe: str = "paper") -> float:
+    """R(t), the share of each batch that is kept in an epoch.
+
+    Recipe "paper": 1 − min(t/T_k · τ, τ), full τ from epoch T_k. Recipe "published": the code's linspace(0, τ, T_k) is
+    read from its second entry on, so that epoch t forgets t·τ/(T_k − 1), full τ from epoch T_k − 1.
+
+    Args:
+        epoch: t, int ≥ 1.
+        forget_rate: τ, float in [0, 1).
+        ramp_epochs: T_k, int ≥ 0; 0 keeps 1 − τ at once.
+        recipe: "paper" or "published".
+
+    Returns:
+        A float in (0, 1].
+
+    Raises:
+        TypeError, ValueError: an argument has the wrong type or lies outside what is said above.
+    """
+    check_recipe(recipe)
+    epoch = _at_least("epoch", epoch, 1)
+    forget_rate = check_forget_rate(forget_rate)
+    ramp_epochs = _at_least("ramp_epochs", ramp_epochs, 0)
+    ramp_length = ramp_epochs if recipe == "paper" else ramp_epochs - 1
+    if epoch >= ramp_length:
+        return 1.0 - forget_rate
+    return 1.0 - epoch / ramp_length * forget_rate
+
+
+def lr_factor(epoch: int, *, epochs: int = 200, decay_start: int = 80, recipe: str = "paper") -> float:
+    """The factor on the learning rate in an epoch: 1, then falling on a line to 0.
+
+    Recipe "paper": 1 up to `decay_start`, then (epochs + 1 − t)/(epochs − decay_start), which still is 1 in the first epoch
+    after it. Recipe "published": 1 up to `decay_start`, then (epochs − t)/(epochs − decay_start).
+
+    Args:
+        epoch: t, int ≥ 1; past `decay_start` and the last epoch the factor is 0.
+        epochs: int ≥ 1, as asked for (recipe "published" trains one fewer).
+        decay_start: int ≥ 0; at `epochs` or later there is no decay.
+        recipe: "paper" or "published".
+
+    Returns:
+        A float in [0, 1].
+
+    Raises:
+        TypeError, ValueError: an argument has the wrong type or lies outside what is said above.
+    """
+    check_recipe(recipe)
+    epoch = _at_least("epoch", epoch, 1)
+    epochs = _at_least("epochs", epochs, 1)
+    decay_start = _at_least("decay_start", decay_start, 0)
+    end = epochs + 1 if recipe == "paper" else epochs
+    if epoch <= decay_start:
+        return 1.0
+    return max(0, end - epoch) / (epochs - decay_start) if epochs > decay_start else 0.0
+
+
+def adam_beta1(epoch: int, *, decay_start: int = 80, recipe: str = "paper") -> float:
+    """Adam's β1 in an epoch: 0.9; with recipe "published" 0.1 from epoch `decay_start` on.
+
+    Raises:
+        TypeError, ValueError: `epoch` is not an int ≥ 1, `decay_start` not an int ≥ 0, `recipe` unknown.
+    """
+    check_recipe(recipe)
+    epoch = _at_least("epoch", epoch, 1)
+    decay_start = _at_least("decay_start", decay_start, 0)
+    decaying = recipe == "published" and epoch >= decay_start
+    return _PUBLISHED_BETA1_IN_DECAY if decaying else _ADAM_BETA1
+
+
+def trained_epochs(epochs: int, recipe: str = "paper") -> int:
+    """How many epochs are trained where `epochs` are asked for: all of them, with recipe "published" one fewer.
+
+    Raises:
+        TypeError, ValueError: `epochs` is not an int ≥ 1 (≥ 2 for recipe "published"), or `recipe` is unknown.
+    """
+    check_recipe(recipe)
+    if recipe == "paper":
+        return _at_least("epochs", epochs, 1)
+    return _at_least("epochs", epochs, 2, " with recipe 'published', which trains one fewer") - 1
+
+
+def default_decay_start(epochs: int, *, recipe: str = "paper", dataset: str | None = None) -> int:
+    """The last epoch at the full rate where none was asked for: 0.4 · epochs, rounded down.
+
+    The published code starts later on CIFAR-100, at epoch 100 of 200: recipe "published" with dataset "cifar100" gives
+    0.5 · epochs, rounded down.
+
+    Raises:
+        TypeError, ValueError: `epochs` is not an int ≥ 1, or `recipe` is unknown.
+    """
+    check_recipe(recipe)
+    epochs = _at_least("epochs", epochs, 1)
+    if recipe == "published" and dataset == "cifar100":
+        return epochs // 2
+    return 2 * epochs // 5
+
+
+def steps_per_epoch(num_samples: int, batch_size: int, recipe: str = "paper") -> int:
+    """How many batches an epoch trains on: all whole ones, with recipe "published" at most 401.
+
+    Fewer samples than a batch holds are one batch.
+
+    Raises:
+        TypeError, ValueError: `num_samples` or `batch_size` is not an int ≥ 1, or `recipe` is unknown.
+    """
+    check_recipe(recipe)
+    whole = max(1, _at_least("num_samples", num_samples, 1) // _at_least("batch_size", batch_size, 1))
+    return whole if recipe == "paper" else min(whole, _PUBLISHED_MOST_STEPS)
+
+
+def keep_rounding(recipe: str = "paper") -> str:
+    """How R(t) · B becomes a number of rows, as `num_keep` takes it: "ceil", with recipe "published" "floor".
+
+    Raises:
+        TypeError, ValueError: `recipe` is not a string, or is unknown.
+    """
+    return "ceil" if check_recipe(recipe) == "paper" else "floor"
+
+
+def check_recipe(recipe: str) -> str:
+    """Return the recipe's name; anything but one of `RECIPES` is a ValueError, anything but a string a TypeError."""
+    if not isinstance(recipe, str):
+        raise TypeError(f"recipe must be a str, got {type(recipe).__name__}")
+    if recipe not in RECIPES:
+        raise ValueError(f"recipe must be 'paper' or 'published', got {recipe!r}")
+    return recipe
+
+
+def _at_least(name: str, value: int, least: int, where: str = "") -> int:
+    whole = as_integer(name, value)
+    if whole < least:
+        raise ValueError(f"{name} must be at least {least}{where}, got {whole}")
+    return whole
