@@ -1,0 +1,217 @@
+"""The loss and the selection in plain PyTorch, on any device: what the compiled functions are tested and timed against.
+
+Same signatures and rules as the functions of `jocor_fast` with the same names. Read this to learn the rules; the formulas
+are those of Wei et al., CVPR 2020, with p = softmax(z1), q = softmax(z2), labels y and log ratio d_j = log p_j - log q_j:
+
+    l = (1 - λ) (CE(z1, y) + CE(z2, y)) + λ (KL(p‖q) + KL(q‖p))
+
+Half-precision logits are computed in float32. One thing differs on a CUDA device: with a forget rate and an ignore_index,
+the host reads how many rows are eligible.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from .arguments import (
+    check_batch_size,
+    check_co_lambda,
+    check_forget_rate,
+    check_ignore_index,
+    check_keep_arguments,
+    check_num_keep,
+    check_rounding,
+)
+from .losses import JoCoROutput
+
+__all__ = ["jocor_loss", "joint_loss", "num_keep", "select_small_loss"]
+
+_FLOAT_TYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+_INTEGER_TYPES = (
+    torch.uint8, torch.int8, torch.uint16, torch.int16, torch.uint32, torch.int32, torch.uint64, torch.int64,
+)  # fmt: skip
+
+
+def jocor_loss(
+    logits1: Tensor,
+    logits2: Tensor,
+    target: Tensor,
+    *,
+    co_lambda: float = 0.9,
+    forget_rate: float | None = None,
+    num_keep: int | Tensor | None = None,
+    ignore_index: int | None = None,
+) -> JoCoROutput:
+    """Mean joint loss of the rows with the smallest joint losses (paper, equations 1 to 5); see `jocor_fast.jocor_loss`."""
+    forget_rate, num_keep = check_keep_arguments(forget_rate, num_keep, logits1)
+    per_sample, eligible = _joint_loss(logits1, logits2, target, co_lambda, ignore_index)
+    if forget_rate is not None:
+        rows = len(eligible) if ignore_index is None else int(eligible.sum())
+        num_keep = _num_keep(rows, forget_rate, "ceil")
+    losses = per_sample.detach()
+    selected = _smallest(losses, num_keep, eligible)
+    num_selected = selected.sum()
+    # Divided before it is summed, so that losses near the largest float do not overflow; 0 where nothing is selected.
+    loss = torch.where(selected, per_sample / num_selected.clamp(min=1), 0).sum()
+    return JoCoROutput(loss, losses, selected, num_selected, (eligible & ~losses.isfinite()).sum())
+
+
+def joint_loss(
+    logits1: Tensor, logits2: Tensor, target: Tensor, *, co_lambda: float = 0.9, ignore_index: int | None = None
+) -> Tensor:
+    """Joint loss of each row, [B], without a selection (paper, equation 1); see `jocor_fast.joint_loss`."""
+    return _joint_loss(logits1, logits2, target, co_lambda, ignore_index)[0]
+
+
+def select_small_loss(losses: Tensor, num_keep: int | Tensor, *, eligible: Tensor | None = None) -> Tensor:
+    """Mask of the num_keep eligible rows with the smallest finite losses; see `jocor_fast.select_small_loss`."""
+    _check_losses(losses, eligible)
+    return _smallest(losses.detach(), check_num_keep(num_keep, losses), eligible)
+
+
+def num_keep(batch_size: int, forget_rate: float, *, rounding: str = "ceil") -> int:
+    """How many of batch_size rows a forget rate keeps; see `jocor_fast.num_keep`."""
+    return _num_keep(check_batch_size(batch_size), check_forget_rate(forget_rate), check_rounding(rounding))
+
+
+# --- the rules --------------------------------------------------------------------------------------------------------
+
+
+def _num_keep(rows: int, forget_rate: float, rounding: str) -> int:
+    """R·n, rounded, at least 1. The slack undoes the rounding of the rate itself: .3 of 10 rows keeps 7, not 8."""
+    exact, slack = (1.0 - forget_rate) * rows, 1e-9 * rows
+    keep = math.ceil(exact - slack) if rounding == "ceil" else math.floor(exact + slack)
+    return min(max(keep, 1), rows)
+
+
+def _smallest(losses: Tensor, num_keep: int | Tensor | None, eligible: Tensor | None) -> Tensor:
+    """The first num_keep rows in the order of their losses; among equal losses the lower row comes first."""
+    candidates = losses.isfinite() if eligible is None else losses.isfinite() & eligible
+    # Adding 0 turns -0 into +0: whether a sort takes them for equal differs between devices.
+    order = torch.where(candidates, losses + 0.0, torch.inf).argsort(stable=True)
+    rank = torch.empty_like(order)
+    rank[order] = torch.arange(len(order), device=order.device)
+    return candidates & (rank < num_keep)
+
+
+def _joint_loss(
+    logits1: Tensor, logits2: Tensor, target: Tensor, co_lambda: float, ignore_index: int | None
+) -> tuple[Tensor, Tensor]:
+    """Per-sample losses [B], differentiable, and which rows are eligible [B]."""
+    co_lambda, ignore_index = check_co_lambda(co_lambda), check_ignore_index(ignore_index)
+    _check_logits(logits1, logits2)
+    _check_target(target, logits1)
+    classes = logits1.shape[1]
+    labels = target.long()
+    eligible = torch.ones_like(labels, dtype=torch.bool) if ignore_index is None else labels != ignore_index
+    valid = eligible & (labels >= 0) & (labels < classes)
+    if labels.device.type == "cpu" and not torch.equal(valid, eligible):
+        label = labels[eligible & ~valid][0].item()
+        raise ValueError(f"target must hold labels from 0 to {classes - 1} or ignore_index, got {label}")
+    losses: Tensor = _JointLoss.apply(logits1, logits2, torch.where(valid, labels, 0), valid, co_lambda)
+    # Where the host is not to wait for the device, an invalid label is a loss that is never selected.
+    return torch.where(eligible & ~valid, torch.nan, losses), eligible
+
+
+class _JointLoss(torch.autograd.Function):
+    """l of each valid row, 0 for the others, and its gradient in closed form.
+
+    Autograd would differentiate every step of the formula on its own, and meet 0·inf where a probability is 0: NaN, which
+    leaks even out of rows that are multiplied by 0 afterwards. So the gradient is written down, and written only to rows
+    that have one.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, logits1: Tensor, logits2: Tensor, labels: Tensor, valid: Tensor, co_lambda: float
+    ) -> Tensor:
+        log_p, log_q, p, q = _log_probabilities_and_probabilities(logits1, logits2)
+        losses = log_p.new_zeros(len(labels))
+        if co_lambda != 1:  # a term without weight is not evaluated: it may be infinite
+            log_likelihood = log_p.gather(1, labels[:, None]) + log_q.gather(1, labels[:, None])
+            losses = losses - (1 - co_lambda) * log_likelihood[:, 0]
+        if co_lambda != 0:
+            # KL(p‖q) + KL(q‖p) as one sum of terms >= 0, so that nothing cancels where the networks nearly agree
+            absent = (p == 0) & (q == 0)
+            losses = losses + co_lambda * torch.where(absent, 0, (p - q) * (log_p - log_q)).sum(1)
+        losses = torch.where(valid, losses, 0)
+        ctx.save_for_backward(logits1, logits2, labels, valid & losses.isfinite())
+        ctx.co_lambda = co_lambda
+        return losses
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_losses: Tensor) -> tuple[Tensor | None, ...]:
+        logits1, logits2, labels, trains = ctx.saved_tensors
+        log_p, log_q, p, q = _log_probabilities_and_probabilities(logits1, logits2)
+        trains = (trains & (grad_losses != 0))[:, None]
+
+        def gradient(p: Tensor, q: Tensor, log_ratio: Tensor) -> Tensor:
+            supervised = p.scatter_add(1, labels[:, None], -torch.ones_like(p[:, :1]))
+            per_row = (1 - ctx.co_lambda) * supervised
+            if ctx.co_lambda != 0:
+                kl = torch.where(p == 0, 0, p * log_ratio).sum(1, keepdim=True)
+                agreement = torch.where(p == 0, 0, p * (log_ratio - kl)) + p - q
+                per_row = per_row + ctx.co_lambda * agreement
+            return torch.where(trains, per_row * grad_losses[:, None], 0).to(logits1.dtype)
+
+        grad1 = gradient(p, q, log_p - log_q) if ctx.needs_input_grad[0] else None
+        grad2 = gradient(q, p, log_q - log_p) if ctx.needs_input_grad[1] else None
+        return grad1, grad2, None, None, None
+
+
+def _log_probabilities_and_probabilities(logits1: Tensor, logits2: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """log p, log q, p, q, in at least float32; contiguous, so that equal rows give equal bits wherever they lie."""
+    z1, z2 = (z.to(torch.promote_types(z.dtype, torch.float32)).contiguous() for z in (logits1, logits2))
+    return z1.log_softmax(1), z2.log_softmax(1), z1.softmax(1), z2.softmax(1)
+
+
+# --- checks of tensors; plain numbers are checked in arguments.py ----------------------------------------------------
+
+
+def _check_logits(logits1: Tensor, logits2: Tensor) -> None:
+    for name, logits in (("logits1", logits1), ("logits2", logits2)):
+        _check_tensor(name, logits, _FLOAT_TYPES, dimensions=2)
+    if logits1.dtype != logits2.dtype:
+        raise TypeError(f"logits1 and logits2 must have one dtype, got {logits1.dtype} and {logits2.dtype}")
+    if logits1.shape != logits2.shape:
+        shapes = f"{tuple(logits1.shape)} and {tuple(logits2.shape)}"
+        raise ValueError(f"logits1 and logits2 must have one shape, got {shapes}")
+    if logits1.device != logits2.device:
+        raise ValueError(f"logits1 and logits2 must be on one device, got {logits1.device} and {logits2.device}")
+    if logits1.shape[1] == 0:
+        raise ValueError(f"logits1 must have at least one class, got shape {tuple(logits1.shape)}")
+
+
+def _check_target(target: Tensor, logits: Tensor) -> None:
+    _check_tensor("target", target, _INTEGER_TYPES, dimensions=1)
+    if len(target) != len(logits):
+        raise ValueError(f"target must have {len(logits)} labels like the rows of logits1, got {len(target)}")
+    if target.device != logits.device:
+        raise ValueError(f"target must be on {logits.device} like logits1, got {target.device}")
+
+
+def _check_losses(losses: Tensor, eligible: Tensor | None) -> None:
+    _check_tensor("losses", losses, _FLOAT_TYPES, dimensions=1)
+    if eligible is None:
+        return
+    _check_tensor("eligible", eligible, (torch.bool,), dimensions=1)
+    if len(eligible) != len(losses):
+        raise ValueError(f"eligible must have {len(losses)} rows like losses, got {len(eligible)}")
+    if eligible.device != losses.device:
+        raise ValueError(f"eligible must be on {losses.device} like losses, got {eligible.device}")
+
+
+def _check_tensor(name: str, tensor: Tensor, dtypes: tuple[torch.dtype, ...], dimensions: int) -> None:
+    if not isinstance(tensor, Tensor):
+        raise TypeError(f"{name} must be a tensor, got {type(tensor).__name__}")
+    if tensor.dtype not in dtypes:
+        accepted = ", ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
+        raise TypeError(f"{name} must be of one of the types {accepted}, got {tensor.dtype}")
+    if tensor.dim() != dimensions:
+        raise ValueError(f"{name} must have {dimensions} dimension(s), got shape {tuple(tensor.shape)}")
