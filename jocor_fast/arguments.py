@@ -104,13 +104,13 @@ def check_rounding(rounding: str) -> str:
 
 def as_real(name: str, value: Any) -> Any:
     """The number as it is; TypeError for what is not a real number."""
-    if isinstance(value, numbers.Real) and not isinstance(value, bool):
-        return value
-    raise TypeError(f"{name} must be a float, got {type(value).__name__}")
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise TypeError(f"{name} must be a float, got {type(value).__name__}")
+    return value
 
 
 def as_integer(name: str, value: Any) -> int:
     """The number as a Python int; TypeError for what is not a whole-number type."""
-    if isinstance(value, numbers.Integral) and not isinstance(value, bool):
-        return int(value)
-    raise TypeError(f"{name} must be an int, got {type(value).__name__}")
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+        raise TypeError(f"{name} must be an int, got {type(value).__name__}")
+    return int(value)

@@ -53,6 +53,7 @@ def jocor_loss(
     if forget_rate is not None:
         rows = len(eligible) if ignore_index is None else int(eligible.sum())
         num_keep = _num_keep(rows, forget_rate, "ceil")
+    assert num_keep is not None  # exactly one of the two is given
     losses = per_sample.detach()
     selected = _smallest(losses, num_keep, eligible)
     num_selected = selected.sum()
@@ -89,7 +90,7 @@ def _num_keep(rows: int, forget_rate: float, rounding: str) -> int:
     return min(max(keep, 1), rows)
 
 
-def _smallest(losses: Tensor, num_keep: int | Tensor | None, eligible: Tensor | None) -> Tensor:
+def _smallest(losses: Tensor, num_keep: int | Tensor, eligible: Tensor | None) -> Tensor:
     """The first num_keep rows in the order of their losses; among equal losses the lower row comes first."""
     candidates = losses.isfinite() if eligible is None else losses.isfinite() & eligible
     # Adding 0 turns -0 into +0: whether a sort takes them for equal differs between devices.
@@ -127,9 +128,7 @@ class _JointLoss(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(
-        ctx: Any, logits1: Tensor, logits2: Tensor, labels: Tensor, valid: Tensor, co_lambda: float
-    ) -> Tensor:
+    def forward(ctx: Any, logits1: Tensor, logits2: Tensor, labels: Tensor, valid: Tensor, co_lambda: float) -> Tensor:
         log_p, log_q, p, q = _log_probabilities_and_probabilities(logits1, logits2)
         losses = log_p.new_zeros(len(labels))
         if co_lambda != 1:  # a term without weight is not evaluated: it may be infinite
