@@ -1,0 +1,100 @@
+"""Builds the extension module jocor_fast._C. What is built, and why, is decided in csrc/build_decision.py.
+
+Environment: FORCE_CUDA=1, FORCE_CPU=1, CUDA_HOME, TORCH_CUDA_ARCH_LIST, CXX, MAX_JOBS (torch's), and
+JOCOR_FAST_WERROR=1, which turns warnings into errors and is meant for CI.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import sysconfig
+from pathlib import Path
+from typing import Any
+
+from setuptools import Extension, setup
+
+ROOT = Path(__file__).resolve().parent
+sys.path.insert(0, str(ROOT / "csrc"))
+from build_decision import BuildError, decide, find_compiler  # noqa: E402
+
+WERROR = os.environ.get("JOCOR_FAST_WERROR") == "1"
+CXX_FLAGS = ["-O3", "-g0", "-std=c++20", "-fopenmp", "-fvisibility=hidden", "-Wall", "-Wextra", *["-Werror"] * WERROR]
+NVCC_FLAGS = ["-O3", "-std=c++20", "-Xcompiler=-Wall,-fvisibility=hidden", *["-Werror=all-warnings"] * WERROR]
+
+
+def files(pattern: str) -> list[str]:
+    """Files under the repository's root, relative to it, in an order that does not change."""
+    return sorted(str(path.relative_to(ROOT)) for path in ROOT.glob(pattern))
+
+
+def extension_and_command() -> tuple[Extension, type]:
+    """The extension to build here and the command that builds it and writes jocor_fast/_build.json."""
+    os.environ["CXX"], compiler = find_compiler(os.environ, CXX_FLAGS, sysconfig.get_paths()["include"])
+    try:
+        import torch
+    except (ImportError, OSError) as error:
+        raise BuildError(
+            "jocor_fast is compiled against the torch that will run it, and this build cannot import torch "
+            f"({error}): install torch first, then run `pip install --no-build-isolation .`"
+        ) from None
+    if torch.__version__ < (2, 11):
+        raise BuildError(f"jocor_fast needs torch 2.11 or newer, and this build found torch {torch.__version__}.")
+    decision = decide(
+        environ=os.environ,
+        torch_version=torch.__version__,
+        torch_cuda=torch.version.cuda,
+        cuda_sources=files("csrc/cuda/*.cu"),
+        package_folders=sys.path,
+    )
+    if decision.toolkit is not None:
+        os.environ["CUDA_HOME"] = str(decision.toolkit.home)  # read by torch when the next line is imported
+        os.environ["TORCH_CUDA_ARCH_LIST"] = ";".join(decision.architectures)
+    from torch.utils import cpp_extension
+
+    # As a system folder torch's headers cause no warnings; the -I that torch adds for it is then without effect.
+    cxx_flags = CXX_FLAGS + [flag for folder in cpp_extension.include_paths() for flag in ("-isystem", folder)]
+    common: dict[str, Any] = {"include_dirs": ["csrc"], "extra_link_args": ["-fopenmp"], "depends": files("csrc/**/*.*h")}
+    sources = files("csrc/*.cpp") + files("csrc/cpu/*.cpp")
+    if decision.toolkit is None:
+        extension = cpp_extension.CppExtension("jocor_fast._C", sources, extra_compile_args=cxx_flags, **common)
+    else:
+        toolkit, flags = decision.toolkit, {"cxx": cxx_flags, "nvcc": NVCC_FLAGS}
+        common["include_dirs"] += [str(toolkit.include)]
+        common |= {"library_dirs": [str(toolkit.libraries)], "define_macros": [("JOCOR_FAST_CUDA", None)]}
+        sources += files("csrc/cuda/*.cu")
+        extension = cpp_extension.CUDAExtension("jocor_fast._C", sources, extra_compile_args=flags, **common)
+        extension.libraries = [toolkit.cudart if name == "cudart" else name for name in extension.libraries]
+
+    class BuildExtension(cpp_extension.BuildExtension):
+        def finalize_options(self) -> None:
+            super().finalize_options()
+            self.build_temp += f"-torch-{torch.__version__}"  # objects of another torch are never linked again
+
+        def run(self) -> None:
+            version = self.distribution.get_version()
+            print(f"jocor_fast {version} against torch {torch.__version__}: {decision}", flush=True)
+            super().run()
+            build = {
+                "version": version,
+                "torch": torch.__version__,
+                "compiler": compiler,
+                "cuda": decision.toolkit and decision.toolkit.release,
+                "cuda_architectures": decision.architectures,
+                "reason": decision.reason,
+            }
+            folder = Path(self.get_ext_fullpath("jocor_fast._C")).parent
+            (folder / "_build.json").write_text(json.dumps(build, indent=2) + "\n")
+
+    return extension, BuildExtension
+
+
+if {"sdist", "egg_info"} & set(sys.argv):  # neither compiles anything, so neither needs torch or a compiler
+    setup()
+else:
+    try:
+        extension, build_ext = extension_and_command()
+    except BuildError as error:
+        sys.exit(str(error))
+    setup(ext_modules=[extension], cmdclass={"build_ext": build_ext})
