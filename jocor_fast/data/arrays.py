@@ -1,0 +1,110 @@
+"""Arrays in .npy, .npz and .pt files, read without ever running code that a file holds."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from jocor_fast.data.dataset import DataError
+
+
+@contextlib.contextmanager
+def reading(path: str | os.PathLike[str], kind: str) -> Iterator[None]:
+    """Turn whatever a parser says of a broken file into one sentence that names the file.
+
+    Args:
+        path: the file that is read within.
+        kind: what the file should be, such as "a .npy array".
+
+    Raises:
+        DataError: the file is absent, cannot be opened, or is not what it should be.
+    """
+    name = os.fspath(path)
+    try:
+        yield
+    except DataError:
+        raise
+    except FileNotFoundError:
+        raise DataError(f"{name} does not exist") from None
+    except MemoryError:
+        raise DataError(f"{name} is not {kind} that fits in memory") from None
+    except OSError as error:
+        raise DataError(f"{name} cannot be read as {kind}: {error.strerror or error}") from error
+    except Exception as error:  # zipfile, zlib, pickle, NumPy and torch have an error class each, and borrow others
+        raise DataError(f"{name} is not {kind}: {_reason(error)}") from error
+
+
+def read_npy(path: str | os.PathLike[str]) -> np.ndarray:
+    """The array of a .npy file; DataError where it is none, or one of Python objects."""
+    with reading(path, "a .npy array"):
+        array = np.load(path, allow_pickle=False)
+        if isinstance(array, np.ndarray):
+            return array
+        array.close()
+        raise DataError(f"{os.fspath(path)} is an .npz archive, not a .npy array")
+
+
+class NpzArchive(contextlib.AbstractContextManager["NpzArchive"]):
+    """The arrays of an .npz file, each read when it is asked for."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        """Open the file; DataError where it is no .npz archive."""
+        self.path = Path(path)
+        with reading(path, "an .npz archive"):
+            archive = np.load(path, allow_pickle=False)
+            if not isinstance(archive, np.lib.npyio.NpzFile):
+                raise DataError(f"{self.path} is a single array, not an .npz archive")
+            self._archive = archive
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The names of the arrays."""
+        return tuple(self._archive.files)
+
+    def read(self, key: str) -> np.ndarray:
+        """One array; DataError where there is none of that name, or it is broken, or one of Python objects."""
+        if key not in self._archive.files:
+            raise DataError(f"{self.path} has no array {key!r}, only {', '.join(self.keys) or 'nothing'}")
+        with reading(self.path, "an .npz archive"):
+            return self._archive[key]
+
+    def __exit__(self, *exception: object) -> None:
+        self._archive.close()
+
+
+def read_pt(path: str | os.PathLike[str], key: str) -> Any:
+    """The tensor, array or list under a key of a dict that `torch.save` wrote; DataError where there is none."""
+    name = os.fspath(path)
+    with reading(path, "a .pt file of tensors and arrays"), torch.serialization.safe_globals(_array_types()):
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    if not isinstance(content, dict):
+        raise DataError(f"{name} holds a {type(content).__name__}, not a dict of tensors or arrays")
+    if key not in content:
+        raise DataError(f"{name} has no entry {key!r}, only {', '.join(map(str, content)) or 'nothing'}")
+    return content[key]
+
+
+def array_constructor() -> Any:
+    """The function by which a pickle rebuilds an array; NumPy keeps it in a private module that was renamed in NumPy 2."""
+    return np.empty(0).__reduce__()[0]
+
+
+def _array_types() -> list[Any]:
+    """What torch's restricted unpickler must know to rebuild arrays of numbers and strings, and nothing else."""
+    constructor = array_constructor()
+    dtypes = [type(np.dtype(code)) for code in "?bhilqBHILQefdU"]
+    old, new = "numpy.core.multiarray._reconstruct", "numpy._core.multiarray._reconstruct"
+    return [(constructor, old), (constructor, new), np.ndarray, np.dtype, *dtypes]
+
+
+def _reason(error: Exception) -> str:
+    text = str(error).strip()
+    if "pickle" in text or "weights_only" in text:  # NumPy's and torch's advice is to load the file all the same
+        return "it holds Python objects, which are never loaded, or is of another format"
+    return text.splitlines()[0] if text else type(error).__name__

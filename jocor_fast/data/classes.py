@@ -1,0 +1,156 @@
+"""Labels as people hand them over, as class numbers: shapes, number types, strings, gaps (one rule for all sources)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+_ACCEPTED = "whole numbers or strings"
+
+
+def label_values(labels: Any, name: str = "labels") -> np.ndarray:
+    """Labels in one of two types, the values as they are.
+
+    Args:
+        labels: (N,) or (N, 1), any array-like or tensor: any integer type, floats that are whole, strings.
+        name: what the error messages call them.
+
+    Returns:
+        A new or shared array [N], int64 or str.
+
+    Raises:
+        TypeError: they are neither numbers nor strings; a bool is neither.
+        ValueError: another shape, a float that is not whole, a number that does not fit in 64 bits.
+    """
+    array = _one_dimensional(labels, name)
+    kind = array.dtype.kind
+    if kind == "O":
+        array = _from_objects(array, name)
+        kind = array.dtype.kind
+    if kind == "U":
+        return array
+    if kind == "T":
+        return array.astype(str)
+    if kind == "S":
+        try:
+            return np.char.decode(array, "utf-8")
+        except UnicodeDecodeError:
+            raise ValueError(f"{name} must be {_ACCEPTED}, got bytes that are not UTF-8") from None
+    if kind == "f":
+        return _whole(array, name)
+    if kind == "u" and array.size and int(array.max()) >= 2**63:
+        raise ValueError(f"{name} must fit in 64 bits, got {array.max()}")
+    if kind in "iu":
+        return array.astype(np.int64, copy=False)
+    raise TypeError(f"{name} must be {_ACCEPTED}, got {array.dtype}")
+
+
+def class_numbers(
+    labels: Any, num_classes: int, name: str = "labels", *, label_table: Sequence[str] | None = None
+) -> np.ndarray:
+    """Labels of a problem whose classes are known, as class numbers.
+
+    Args:
+        labels: as for `label_values`; not every class need occur.
+        num_classes: C.
+        label_table: the original label of each class, where the data set has such a table: labels are then looked up in
+            it. Without one they must be the numbers 0 … C−1.
+
+    Returns:
+        int64 [N], each in 0 … C−1.
+
+    Raises:
+        TypeError, ValueError: as for `label_values`; a label that is no class is a ValueError.
+    """
+    values = label_values(labels, name)
+    if label_table is not None:
+        return _looked_up(values, label_table, name)
+    if values.dtype.kind == "U":
+        raise TypeError(
+            f"{name} must be whole numbers in 0 … {num_classes - 1}, got strings such as {str(values[0])!r}"
+        )
+    wrong = (values < 0) | (values >= num_classes)
+    if wrong.any():
+        row = int(wrong.argmax())
+        raise ValueError(f"{name} must lie in 0 … {num_classes - 1}, got {values[row]} in row {row}")
+    return values
+
+
+def number_classes(*label_sets: Any, name: str = "labels") -> tuple[list[np.ndarray], tuple[str, ...] | None]:
+    """Number the classes of a problem whose labels are all that is known of it.
+
+    All sets together (training, validation, test) define the classes, so that one may be absent from some of them. Where
+    the labels are 0 … C−1, each of which occurs, they stay as they are; strings and numbers with gaps, such as 0, 2, 5,
+    become 0 … C−1 in sorted order.
+
+    Args:
+        *label_sets: each as for `label_values`.
+
+    Returns:
+        The sets as int64 [N], and the original labels in the order of their numbers, or None where nothing was mapped.
+
+    Raises:
+        TypeError, ValueError: as for `label_values`; numbers in one set and strings in another are a TypeError.
+    """
+    values = [label_values(labels, name) for labels in label_sets]
+    if len({array.dtype.kind for array in values if array.size}) > 1:
+        raise TypeError(f"{name} must be all whole numbers or all strings, got both")
+    classes = np.unique(np.concatenate([np.unique(array) for array in values if array.size] or [np.empty(0, np.int64)]))
+    if classes.dtype.kind != "U" and np.array_equal(classes, np.arange(len(classes))):
+        return values, None
+    numbered = [np.searchsorted(classes, array).astype(np.int64, copy=False) for array in values]
+    return numbered, tuple(str(label) for label in classes)
+
+
+def _one_dimensional(labels: Any, name: str) -> np.ndarray:
+    if isinstance(labels, torch.Tensor):
+        labels = labels.detach().cpu()
+        labels = labels.double() if labels.is_floating_point() else labels
+    try:
+        array = np.asarray(labels)
+    except ValueError:  # a ragged list
+        raise ValueError(f"{name} must have shape (N,) or (N, 1), got a list of lists of different lengths") from None
+    if array.ndim == 2 and array.shape[1] == 1:
+        array = array[:, 0]
+    if array.ndim != 1:
+        raise ValueError(f"{name} must have shape (N,) or (N, 1), got {array.shape}")
+    return array
+
+
+def _from_objects(array: np.ndarray, name: str) -> np.ndarray:
+    """An array of Python objects (a pandas column, a list of very large numbers) as one of strings or int64."""
+    kinds = {type(value) for value in array}
+    if all(issubclass(kind, str) for kind in kinds):
+        return array.astype(str)
+    if all(issubclass(kind, (int, np.integer)) and kind is not bool for kind in kinds):
+        try:
+            return array.astype(np.int64)
+        except OverflowError:
+            raise ValueError(f"{name} must fit in 64 bits, got {max(array, key=abs)}") from None
+    names = " and ".join(sorted(kind.__name__ for kind in kinds))
+    raise TypeError(f"{name} must be {_ACCEPTED}, got objects of type {names}")
+
+
+def _whole(array: np.ndarray, name: str) -> np.ndarray:
+    whole = (array == np.trunc(array)) & (np.abs(array) < 2.0**63)  # NaN is unequal to itself
+    if not whole.all():
+        row = int(whole.argmin())
+        raise ValueError(f"{name} must be {_ACCEPTED}, got {array[row]} in row {row}")
+    return array.astype(np.int64)
+
+
+def _looked_up(values: np.ndarray, label_table: Sequence[str], name: str) -> np.ndarray:
+    numbers = {label: number for number, label in enumerate(label_table)}
+    found, positions = np.unique(values, return_inverse=True)
+    unknown = [str(label) for label in found if str(label) not in numbers]
+    if unknown:
+        raise ValueError(f"{name} must be among {_listed(label_table)}, got {unknown[0]!r}")
+    return np.array([numbers[str(label)] for label in found], np.int64)[positions]
+
+
+def _listed(labels: Sequence[str], most: int = 10) -> str:
+    shown = ", ".join(labels[:most])
+    return shown if len(labels) <= most else f"{shown}, … ({len(labels)} in all)"

@@ -1,0 +1,46 @@
+"""A data set in memory, and the one error that its files cause."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+
+class DataError(ValueError):
+    """A data set or a label file is absent, broken or of another kind: one sentence that names the file and the fault."""
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """A data set in memory, in the order of its files.
+
+    Attributes:
+        name: as it was asked for, such as "mnist" or "npz:scans.npz".
+        train_inputs: [N, H, W] for gray images, [N, 3, H, W] for colour, [N, D] for features; C-contiguous; uint8, or
+            float32 where an .npz file held floats.
+        train_labels: int64 [N], the data set's own labels (the truth, as far as is known), 0 … C−1.
+        num_classes: C.
+        test_inputs, test_labels: the test set, in the same layout, or None.
+        val_inputs, val_labels: the validation set that comes with the data (MedMNIST has one), or None.
+        input_scale: what a network is given is input · input_scale, in [0, 1] for images; 1 for float inputs.
+        label_table: the original labels in the order 0 … C−1, where they had to be mapped, else None.
+        default_model: the network for this data where none is asked for: "mlp" or "cnn".
+    """
+
+    name: str
+    train_inputs: np.ndarray
+    train_labels: np.ndarray
+    num_classes: int
+    test_inputs: np.ndarray | None = None
+    test_labels: np.ndarray | None = None
+    val_inputs: np.ndarray | None = None
+    val_labels: np.ndarray | None = None
+    input_scale: float = 1 / 255
+    label_table: tuple[str, ...] | None = None
+    default_model: str = "mlp"
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """The shape of one sample, as `jocor_fast.models.build_model` takes it."""
+        return self.train_inputs.shape[1:]
