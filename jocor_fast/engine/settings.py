@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-import numbers
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 import torch
 
+from jocor_fast import arguments
 from jocor_fast.methods import METHODS
-from jocor_fast.schedules import default_decay_start
+from jocor_fast.schedules import RECIPES, default_decay_start, trained_epochs
 
-RECIPES = ("paper", "published")
 OPTIMIZERS = ("adam", "sgd")
 AUGMENTATIONS = ("none", "crop-flip")
 PRECISIONS = ("float32", "bfloat16")
@@ -31,15 +30,15 @@ class TrainSettings:
         co_lambda: λ, float in [0, 1].
         ramp_epochs: T_k, int ≥ 0: epochs over which the forget rate rises from 0 to τ.
         epochs: int ≥ 1 (≥ 2 for recipe "published", which trains one fewer).
-        decay_start: int ≥ 0, the last epoch at the full rate; None: 0.4 · epochs, rounded down.
+        decay_start: int ≥ 0, the last epoch at the full rate; None: `schedules.default_decay_start`.
         batch_size: int ≥ 1.
         lr: float > 0.
-        optimizer: "adam", or "sgd" (plain, without momentum).
+        optimizer: "adam" (β1 by the recipe, β2 0.999), or "sgd" (plain, without momentum).
         weight_decay: float ≥ 0, the L2 term of torch's optimisers.
         augment: "none", or "crop-flip": images are padded by 4, cropped at random and mirrored at random.
-        recipe: "paper" or "published" (paper.md 5: where the paper and the authors' code differ).
+        recipe: "paper" or "published", see `jocor_fast.schedules`.
         seed: int in [0, 2⁶³): initial weights (of networks that a function builds), batches, dropout, augmentation.
-        device: "auto", or what `torch.device` accepts of the CPU and CUDA.
+        device: "auto", "cpu", "cuda" or "cuda:N" (or the torch.device).
         precision: "float32", or "bfloat16" by autocast.
     """
 
@@ -65,57 +64,54 @@ class TrainSettings:
         self._choice("optimizer", OPTIMIZERS)
         self._choice("augment", AUGMENTATIONS)
         self._choice("precision", PRECISIONS)
-        self._real("forget_rate", "in [0, 1)", lambda value: 0 <= value < 1)
-        self._real("co_lambda", "in [0, 1]", lambda value: 0 <= value <= 1)
-        self._real("lr", "a finite number above 0", lambda value: 0 < value < math.inf)
-        self._real("weight_decay", "a finite number of at least 0", lambda value: 0 <= value < math.inf)
-        self._whole("ramp_epochs", 0)
-        self._whole("epochs", 2 if self.recipe == "published" else 1)
-        self._whole("batch_size", 1)
-        self._whole("seed", 0)
+        self._set("forget_rate", arguments.check_forget_rate(self.forget_rate))
+        self._set("co_lambda", arguments.check_co_lambda(self.co_lambda))
+        for name in ("lr", "weight_decay"):
+            value = float(arguments.as_real(name, getattr(self, name)))
+            if not 0 <= value < math.inf or (name == "lr" and value == 0):  # NaN fails the comparison
+                accepted = "finite and above 0" if name == "lr" else "finite and at least 0"
+                raise ValueError(f"{name} must be {accepted}, got {value}")
+            self._set(name, value)
+        for name, least in (("ramp_epochs", 0), ("epochs", 1), ("batch_size", 1), ("seed", 0)):
+            self._whole(name, least)
+        trained_epochs(self.epochs, self.recipe)  # refuses one epoch of recipe "published"
         if self.seed >= 2**63:
             raise ValueError(f"seed must be under 2**63, got {self.seed}")
         if self.decay_start is None:
-            object.__setattr__(self, "decay_start", default_decay_start(self.epochs))
+            self._set("decay_start", default_decay_start(self.epochs, recipe=self.recipe))
         self._whole("decay_start", 0)
-        self._device()
+        self._set("device", _device_name(self.device))
 
     def as_dict(self) -> dict[str, str | int | float]:
         """Return {name: value} as config.json and the checkpoints hold it."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
+    def _set(self, name: str, value: object) -> None:
+        object.__setattr__(self, name, value)
+
     def _choice(self, name: str, accepted: Sequence[str]) -> None:
         value = getattr(self, name)
         if not isinstance(value, str):
-            raise TypeError(f"{name} must be a string, got {type(value).__name__}")
+            raise TypeError(f"{name} must be a str, got {type(value).__name__}")
         if value not in accepted:
             raise ValueError(f"{name} must be one of {', '.join(accepted)}, got {value!r}")
 
-    def _real(self, name: str, accepted: str, holds) -> None:
-        value = getattr(self, name)
-        if isinstance(value, bool) or not isinstance(value, numbers.Real):
-            raise TypeError(f"{name} must be a number, got {type(value).__name__}")
-        if not holds(value):  # NaN fails every comparison
-            raise ValueError(f"{name} must be {accepted}, got {value}")
-        object.__setattr__(self, name, float(value))
-
     def _whole(self, name: str, least: int) -> None:
-        value = getattr(self, name)
-        if isinstance(value, bool) or not isinstance(value, numbers.Integral):
-            raise TypeError(f"{name} must be a whole number, got {type(value).__name__}")
+        value = arguments.as_integer(name, getattr(self, name))
         if value < least:
             raise ValueError(f"{name} must be at least {least}, got {value}")
-        object.__setattr__(self, name, int(value))
+        self._set(name, value)
 
-    def _device(self) -> None:
-        if not isinstance(self.device, (str, torch.device)):
-            raise TypeError(f"device must be a string or a torch.device, got {type(self.device).__name__}")
-        name = str(self.device)
-        if name != "auto":
-            try:
-                kind = torch.device(name).type
-            except RuntimeError:
-                kind = name
-            if kind not in ("cpu", "cuda"):
-                raise ValueError(f"device must be auto, cpu, cuda or cuda:N, got {name!r}")
-        object.__setattr__(self, "device", name)
+
+def _device_name(device: str | torch.device) -> str:
+    """The device as text; whether it is there is seen when a run starts."""
+    if not isinstance(device, (str, torch.device)):
+        raise TypeError(f"device must be a str or a torch.device, got {type(device).__name__}")
+    name = str(device)
+    try:
+        known = name == "auto" or torch.device(name).type in ("cpu", "cuda")
+    except RuntimeError:
+        known = False
+    if not known:
+        raise ValueError(f"device must be auto, cpu, cuda or cuda:N, got {name!r}")
+    return name
