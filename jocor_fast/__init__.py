@@ -1,1 +1,20 @@
-"""Robust training with noisy labels by JoCoR."""
+"""Robust training with noisy labels by JoCoR (Wei et al., CVPR 2020): a compiled joint loss, and the trainer around it."""
+
+from . import noise, reference, schedules
+from ._extension import build_info
+from .losses import JoCoRLoss, JoCoROutput, jocor_loss, joint_loss, num_keep, select_small_loss
+
+__version__: str = build_info()["version"]
+
+__all__ = [
+    "JoCoRLoss",
+    "JoCoROutput",
+    "build_info",
+    "jocor_loss",
+    "joint_loss",
+    "noise",
+    "num_keep",
+    "reference",
+    "schedules",
+    "select_small_loss",
+]

@@ -1,10 +1,12 @@
-"""The public loss functions."""
+"""The public loss functions and modules, on the compiled kernels."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from torch import Tensor
+from torch import Tensor, nn
+
+from . import arguments
 
 
 class JoCoROutput(NamedTuple):
@@ -15,3 +17,166 @@ class JoCoROutput(NamedTuple):
     selected: Tensor  # [B] bool: the rows whose losses are averaged
     num_selected: Tensor  # 0-d int64
     num_nonfinite: Tensor  # 0-d int64: eligible rows whose per_sample is not finite
+
+
+# After JoCoROutput, which the reference imports from here and which needs no compiled kernels.
+from ._extension import _C, check_device, operators  # noqa: E402
+
+_jocor_loss = operators.jocor_loss.default
+_joint_loss = operators.joint_loss.default
+_select_small_loss = operators.select_small_loss.default
+
+
+def _check_tensors(**tensors: Tensor) -> None:
+    for name, tensor in tensors.items():
+        if not isinstance(tensor, Tensor):
+            raise TypeError(f"{name} must be a tensor, got {type(tensor).__name__}")
+
+
+def _split(num_keep: int | Tensor | None) -> tuple[int | None, Tensor | None]:
+    """As the operators take it: a number, or a tensor that is read on the device."""
+    return (None, num_keep) if isinstance(num_keep, Tensor) else (num_keep, None)
+
+
+def jocor_loss(
+    logits1: Tensor,
+    logits2: Tensor,
+    target: Tensor,
+    *,
+    co_lambda: float = 0.9,
+    forget_rate: float | None = None,
+    num_keep: int | Tensor | None = None,
+    ignore_index: int | None = None,
+) -> JoCoROutput:
+    """JoCoR: the mean joint loss of the batch's small-loss samples, which trains both networks (paper, equations 1 to 5).
+
+    Per sample l = (1 - λ)(CE1 + CE2) + λ(KL(p‖q) + KL(q‖p)); the k rows with the smallest finite l are averaged. Rows
+    that are not selected get gradients that are exactly zero, also where their logits are infinite or NaN.
+
+    Args:
+        logits1: [B, C] of the first network; float16, bfloat16, float32 or float64, any strides.
+        logits2: [B, C] of the second; same dtype and device.
+        target: [B] labels in [0, C), any integer type, same device.
+        co_lambda: λ in [0, 1], the weight of the agreement between the networks.
+        forget_rate: τ(t) in [0, 1), the share of the eligible rows to leave out: k = `num_keep(rows, forget_rate)`.
+        num_keep: k >= 1 itself, an int or a 0-d int64 tensor on the same device (which is read there). Exactly one of
+            forget_rate and num_keep must be given.
+        ignore_index: label of rows that take no part.
+
+    Returns:
+        JoCoROutput: loss (float32, float64 for float64 logits), per_sample, selected, num_selected, num_nonfinite.
+
+    Raises:
+        TypeError: a wrong type or dtype; both or neither of forget_rate and num_keep.
+        ValueError: a wrong shape, device or value; on the CPU also a label outside [0, C). On CUDA, where looking would
+            mean waiting, such a row has per_sample NaN, is not selected, and is counted in num_nonfinite.
+        RuntimeError: CUDA tensors, and a build without CUDA; differentiating twice.
+    """
+    _check_tensors(logits1=logits1, logits2=logits2, target=target)
+    check_device(logits1)
+    forget_rate, num_keep = arguments.check_keep_arguments(forget_rate, num_keep, logits1)
+    result = _jocor_loss(
+        logits1,
+        logits2,
+        target,
+        arguments.check_co_lambda(co_lambda),
+        forget_rate,
+        *_split(num_keep),
+        arguments.check_ignore_index(ignore_index),
+    )
+    return JoCoROutput(*result[:5])
+
+
+class JoCoRLoss(nn.Module):
+    """`jocor_loss` as a module.
+
+    Args:
+        co_lambda: λ in [0, 1], the weight of the agreement between the networks.
+        ignore_index: label of rows that take no part.
+    """
+
+    def __init__(self, co_lambda: float = 0.9, ignore_index: int | None = None) -> None:
+        super().__init__()
+        self.co_lambda = arguments.check_co_lambda(co_lambda)
+        self.ignore_index = arguments.check_ignore_index(ignore_index)
+
+    def forward(
+        self,
+        logits1: Tensor,
+        logits2: Tensor,
+        target: Tensor,
+        *,
+        forget_rate: float | None = None,
+        num_keep: int | Tensor | None = None,
+    ) -> JoCoROutput:
+        return jocor_loss(
+            logits1,
+            logits2,
+            target,
+            co_lambda=self.co_lambda,
+            forget_rate=forget_rate,
+            num_keep=num_keep,
+            ignore_index=self.ignore_index,
+        )
+
+    def extra_repr(self) -> str:
+        return f"co_lambda={self.co_lambda}, ignore_index={self.ignore_index}"
+
+
+def joint_loss(
+    logits1: Tensor, logits2: Tensor, target: Tensor, *, co_lambda: float = 0.9, ignore_index: int | None = None
+) -> Tensor:
+    """The joint loss of every sample (paper, equation 1), without a selection.
+
+    Args and errors as in `jocor_loss`.
+
+    Returns:
+        [B], differentiable in both logits; float32 (float64 for float64 logits). 0 for ignored rows; rows whose loss is
+        not finite keep it, and get zero gradients.
+    """
+    _check_tensors(logits1=logits1, logits2=logits2, target=target)
+    check_device(logits1)
+    per_sample: Tensor = _joint_loss(
+        logits1, logits2, target, arguments.check_co_lambda(co_lambda), arguments.check_ignore_index(ignore_index)
+    )[0]
+    return per_sample
+
+
+def select_small_loss(losses: Tensor, num_keep: int | Tensor, *, eligible: Tensor | None = None) -> Tensor:
+    """Mask of the small-loss samples: the num_keep eligible rows with the smallest finite losses (paper, equation 4).
+
+    Ties go to the lower row, -0 equals +0: the choice of `numpy.argsort(losses, kind="stable")[:num_keep]`.
+
+    Args:
+        losses: [B], floating point.
+        num_keep: k >= 1, an int or a 0-d int64 tensor on the same device.
+        eligible: [B] bool; None: all rows.
+
+    Returns:
+        [B] bool, with fewer than num_keep rows where fewer are eligible and finite. It has no derivative.
+
+    Raises:
+        TypeError, ValueError, RuntimeError: as in `jocor_loss`.
+    """
+    _check_tensors(losses=losses)
+    if eligible is not None:
+        _check_tensors(eligible=eligible)
+    check_device(losses)
+    selected: Tensor = _select_small_loss(losses, *_split(arguments.check_num_keep(num_keep, losses)), eligible)
+    return selected
+
+
+def num_keep(batch_size: int, forget_rate: float, *, rounding: str = "ceil") -> int:
+    """How many of batch_size rows a forget rate keeps: R·B of the paper's algorithm 1, as a whole number.
+
+    ceil((1 - τ) n - 1e-9 n), in float64, clamped to [1, n]; the slack undoes the binary rounding of τ, so that 0.3 of 10
+    rows keeps seven.
+
+    Args:
+        batch_size: n >= 0; 0 keeps 0.
+        forget_rate: τ in [0, 1).
+        rounding: "ceil", the paper's "at least R·B", or "floor", the published code's.
+    """
+    rows: Any = arguments.check_batch_size(batch_size)
+    rate = arguments.check_forget_rate(forget_rate)
+    return int(_C.num_keep(rows, rate, arguments.check_rounding(rounding) == "ceil"))

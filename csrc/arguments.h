@@ -1,0 +1,131 @@
+// From tensors to the structs of joint_loss.h: every check of a tensor argument, and who keeps what alive. A wrong
+// type is a TypeError, a wrong shape, device or value a ValueError; each message names the argument.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/util/Exception.h>
+#include <c10/util/Optional.h>
+
+#include <optional>
+
+#include "joint_loss.h"
+
+namespace jocor_fast {
+
+using at::Tensor;
+
+inline LogitType logit_type(const Tensor& logits, const char* name) {
+  switch (logits.scalar_type()) {
+    case at::kHalf: return LogitType::float16;
+    case at::kBFloat16: return LogitType::bfloat16;
+    case at::kFloat: return LogitType::float32;
+    case at::kDouble: return LogitType::float64;
+    default: break;
+  }
+  TORCH_CHECK_TYPE(false, name, " has dtype ", logits.scalar_type(),
+                   "; float16, bfloat16, float32 and float64 are accepted");
+}
+
+inline LabelType label_type(const Tensor& target) {
+  switch (target.scalar_type()) {
+    case at::kByte: return LabelType::uint8;
+    case at::kChar: return LabelType::int8;
+    case at::kUInt16: return LabelType::uint16;
+    case at::kShort: return LabelType::int16;
+    case at::kUInt32: return LabelType::uint32;
+    case at::kInt: return LabelType::int32;
+    case at::kUInt64: return LabelType::uint64;
+    case at::kLong: return LabelType::int64;
+    default: break;
+  }
+  TORCH_CHECK_TYPE(false, "target has dtype ", target.scalar_type(), "; an integer type is accepted");
+}
+
+// Losses and statistics: float32, float64 for float64 logits.
+inline at::ScalarType real_type(const Tensor& logits) {
+  return logits.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+}
+
+// A logit pair that the kernels can read, and the tensors that own its memory.
+struct CheckedPair {
+  Tensor logits1, logits2, target;
+  LogitPair pair;
+};
+
+inline Tensor with_contiguous_columns(const Tensor& logits) {
+  return logits.size(1) == 1 || logits.stride(1) == 1 ? logits : logits.contiguous();
+}
+
+inline CheckedPair check_pair(const Tensor& logits1, const Tensor& logits2, const Tensor& target, double co_lambda,
+                              std::optional<int64_t> ignore_index) {
+  const LogitType type = logit_type(logits1, "logits1");
+  logit_type(logits2, "logits2");
+  TORCH_CHECK_TYPE(logits1.scalar_type() == logits2.scalar_type(), "logits1 has dtype ", logits1.scalar_type(),
+                   " and logits2 ", logits2.scalar_type(), "; both must have the same");
+  const LabelType labels = label_type(target);
+  TORCH_CHECK_VALUE(logits1.dim() == 2 && logits1.size(1) > 0, "logits1 has shape ", logits1.sizes(),
+                    "; [batch, classes] with at least one class is accepted");
+  TORCH_CHECK_VALUE(logits2.sizes() == logits1.sizes(), "logits2 has shape ", logits2.sizes(), " and logits1 ",
+                    logits1.sizes(), "; both must have the same");
+  TORCH_CHECK_VALUE(target.dim() == 1 && target.size(0) == logits1.size(0), "target has shape ", target.sizes(),
+                    "; [", logits1.size(0), "], a label for each row of logits1, is accepted");
+  TORCH_CHECK_VALUE(logits2.device() == logits1.device(), "logits2 is on ", logits2.device(), " and logits1 on ",
+                    logits1.device(), "; both must be on one device");
+  TORCH_CHECK_VALUE(target.device() == logits1.device(), "target is on ", target.device(), " and logits1 on ",
+                    logits1.device(), "; all must be on one device");
+  TORCH_CHECK_VALUE(co_lambda >= 0.0 && co_lambda <= 1.0, "co_lambda is ", co_lambda,
+                    "; a number in [0, 1] is accepted");
+
+  CheckedPair checked{with_contiguous_columns(logits1), with_contiguous_columns(logits2), target, {}};
+  LogitPair& pair = checked.pair;
+  pair.type = type;
+  pair.logits1 = checked.logits1.const_data_ptr();
+  pair.logits2 = checked.logits2.const_data_ptr();
+  pair.row_stride1 = checked.logits1.stride(0);
+  pair.row_stride2 = checked.logits2.stride(0);
+  pair.rows = logits1.size(0);
+  pair.classes = logits1.size(1);
+  pair.label_type = labels;
+  pair.labels = target.const_data_ptr();
+  pair.label_stride = target.stride(0);
+  pair.has_ignore_index = ignore_index.has_value();
+  pair.ignore_index = ignore_index.value_or(0);
+  pair.co_lambda = co_lambda;
+  return checked;
+}
+
+// How many rows to keep, as the operators take it: exactly one of the three is given.
+struct Keep {
+  std::optional<double> forget_rate;
+  std::optional<int64_t> num_keep;
+  std::optional<Tensor> num_keep_tensor;
+};
+
+// `rows` is the tensor whose first dimension is the batch; an empty batch may keep 0 rows.
+inline void check_keep(const Keep& keep, const Tensor& rows, SelectionParams& selection) {
+  const int64_t least = rows.size(0) == 0 ? 0 : 1;
+  const int given = keep.forget_rate.has_value() + keep.num_keep.has_value() + keep.num_keep_tensor.has_value();
+  TORCH_CHECK_TYPE(given == 1, "exactly one of forget_rate and num_keep must be given");
+  selection.num_keep = -1;
+  if (keep.forget_rate) {
+    TORCH_CHECK_VALUE(*keep.forget_rate >= 0.0 && *keep.forget_rate < 1.0, "forget_rate is ", *keep.forget_rate,
+                      "; a number in [0, 1) is accepted");
+    selection.forget_rate = *keep.forget_rate;
+  } else if (keep.num_keep) {
+    TORCH_CHECK_VALUE(*keep.num_keep >= least, "num_keep is ", *keep.num_keep, "; at least 1 is accepted");
+    selection.num_keep = *keep.num_keep;
+  } else {
+    const Tensor& count = *keep.num_keep_tensor;
+    TORCH_CHECK_TYPE(count.scalar_type() == at::kLong, "num_keep has dtype ", count.scalar_type(),
+                     "; a 0-d int64 tensor is accepted");
+    TORCH_CHECK_VALUE(count.dim() == 0, "num_keep has shape ", count.sizes(), "; a 0-d int64 tensor is accepted");
+    TORCH_CHECK_VALUE(count.device() == rows.device(), "num_keep is on ", count.device(), " and the losses on ",
+                      rows.device(), "; both must be on one device");
+    selection.num_keep_pointer = count.const_data_ptr<int64_t>();
+    // a value on a GPU cannot be looked at without waiting for it; there it is clamped
+    TORCH_CHECK_VALUE(!count.is_cpu() || *selection.num_keep_pointer >= least, "num_keep is ",
+                      *selection.num_keep_pointer, "; at least 1 is accepted");
+  }
+}
+
+}  // namespace jocor_fast

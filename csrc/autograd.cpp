@@ -1,0 +1,177 @@
+// The derivatives, registered under the Autograd key: a C++ autograd::Function costs a quarter of a Python
+// registration at 128 x 10 (host time 3.9 against 14.9 us forward). Both losses share one backward operator.
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/library.h>
+
+#include "ops.h"
+
+namespace jocor_fast {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::Variable;
+using torch::autograd::variable_list;
+
+// Below autograd, through the dispatcher: torch.compile traces these calls.
+template <class Signature>
+auto operator_handle(const char* name) {
+  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
+}
+
+using JocorLossSignature = JocorLossResult(const Tensor&, const Tensor&, const Tensor&, double, std::optional<double>,
+                                           std::optional<c10::SymInt>, const std::optional<Tensor>&,
+                                           std::optional<int64_t>);
+
+JocorLossResult call_jocor_loss(const Tensor& logits1, const Tensor& logits2, const Tensor& target, double co_lambda,
+                                std::optional<double> forget_rate, const std::optional<c10::SymInt>& num_keep,
+                                const std::optional<Tensor>& num_keep_tensor, std::optional<int64_t> ignore_index) {
+  static const auto op = operator_handle<JocorLossSignature>("jocor_fast::jocor_loss");
+  const at::AutoDispatchBelowADInplaceOrView below_autograd;
+  return op.call(logits1, logits2, target, co_lambda, forget_rate, num_keep, num_keep_tensor, ignore_index);
+}
+
+std::tuple<Tensor, Tensor> call_joint_loss(const Tensor& logits1, const Tensor& logits2, const Tensor& target,
+                                           double co_lambda, std::optional<int64_t> ignore_index) {
+  static const auto op = operator_handle<decltype(joint_loss)>("jocor_fast::joint_loss");
+  const at::AutoDispatchBelowADInplaceOrView below_autograd;
+  return op.call(logits1, logits2, target, co_lambda, ignore_index);
+}
+
+// What both backward passes need again beside their tensors.
+void save_settings(AutogradContext* ctx, double co_lambda, std::optional<int64_t> ignore_index) {
+  ctx->saved_data["co_lambda"] = co_lambda;
+  ctx->saved_data["ignore_index"] = ignore_index;
+  ctx->set_materialize_grads(false);
+}
+
+struct RowChoice {
+  std::optional<Tensor> per_sample, selected, num_selected;
+};
+
+// Gradients of both logits; undefined where not needed.
+std::tuple<Tensor, Tensor> backward_of_logits(AutogradContext* ctx, const Tensor& grad, const variable_list& saved,
+                                              const Tensor& statistics, const RowChoice& rows) {
+  static const auto op = operator_handle<decltype(joint_loss_backward)>("jocor_fast::joint_loss_backward");
+  const bool needs1 = ctx->needs_input_grad(0), needs2 = ctx->needs_input_grad(1);
+  if (!grad.defined()) return {};
+  auto [grad1, grad2] =
+      op.call(grad, saved[0], saved[1], saved[2], statistics, rows.per_sample, rows.selected, rows.num_selected,
+              rows.selected, rows.num_selected, ctx->saved_data["co_lambda"].toDouble(),
+              ctx->saved_data["ignore_index"].toOptional<int64_t>(), needs1, needs2);
+  return {needs1 ? grad1 : Tensor(), needs2 ? grad2 : Tensor()};
+}
+
+struct JocorLoss : torch::autograd::Function<JocorLoss> {
+  static variable_list forward(AutogradContext* ctx, const Tensor& logits1, const Tensor& logits2,
+                               const Tensor& target, double co_lambda, std::optional<double> forget_rate,
+                               const std::optional<c10::SymInt>& num_keep,
+                               const std::optional<Tensor>& num_keep_tensor, std::optional<int64_t> ignore_index) {
+    auto [loss, per_sample, selected, num_selected, num_nonfinite, statistics] = call_jocor_loss(
+        logits1, logits2, target, co_lambda, forget_rate, num_keep, num_keep_tensor, ignore_index);
+    ctx->save_for_backward({logits1, logits2, target, statistics, selected, num_selected});
+    ctx->mark_non_differentiable({per_sample, selected, num_selected, num_nonfinite, statistics});
+    save_settings(ctx, co_lambda, ignore_index);
+    return {loss, per_sample, selected, num_selected, num_nonfinite, statistics};
+  }
+
+  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
+    const auto saved = ctx->get_saved_variables();
+    auto [grad1, grad2] = backward_of_logits(ctx, grads[0], saved, saved[3], {std::nullopt, saved[4], saved[5]});
+    return {grad1, grad2, Tensor(), Tensor(), Tensor(), Tensor(), Tensor(), Tensor()};
+  }
+};
+
+struct JointLoss : torch::autograd::Function<JointLoss> {
+  static variable_list forward(AutogradContext* ctx, const Tensor& logits1, const Tensor& logits2,
+                               const Tensor& target, double co_lambda, std::optional<int64_t> ignore_index) {
+    auto [per_sample, statistics] = call_joint_loss(logits1, logits2, target, co_lambda, ignore_index);
+    ctx->save_for_backward({logits1, logits2, target, statistics, per_sample});
+    ctx->mark_non_differentiable({statistics});
+    save_settings(ctx, co_lambda, ignore_index);
+    return {per_sample, statistics};
+  }
+
+  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
+    const auto saved = ctx->get_saved_variables();
+    auto [grad1, grad2] =
+        backward_of_logits(ctx, grads[0], saved, saved[3], {saved[4].detach(), std::nullopt, std::nullopt});
+    return {grad1, grad2, Tensor(), Tensor(), Tensor()};
+  }
+};
+
+bool any_needs_gradient(const Tensor& logits1, const Tensor& logits2) {
+  return at::GradMode::is_enabled() && (logits1.requires_grad() || logits2.requires_grad());
+}
+
+JocorLossResult jocor_loss_autograd(const Tensor& logits1, const Tensor& logits2, const Tensor& target,
+                                    double co_lambda, std::optional<double> forget_rate,
+                                    std::optional<c10::SymInt> num_keep, const std::optional<Tensor>& num_keep_tensor,
+                                    std::optional<int64_t> ignore_index) {
+  if (!any_needs_gradient(logits1, logits2)) {
+    return call_jocor_loss(logits1, logits2, target, co_lambda, forget_rate, num_keep, num_keep_tensor, ignore_index);
+  }
+  auto out = JocorLoss::apply(logits1, logits2, target, co_lambda, forget_rate, num_keep, num_keep_tensor,
+                              ignore_index);
+  return {out[0], out[1], out[2], out[3], out[4], out[5]};
+}
+
+std::tuple<Tensor, Tensor> joint_loss_autograd(const Tensor& logits1, const Tensor& logits2, const Tensor& target,
+                                               double co_lambda, std::optional<int64_t> ignore_index) {
+  if (!any_needs_gradient(logits1, logits2)) {
+    return call_joint_loss(logits1, logits2, target, co_lambda, ignore_index);
+  }
+  auto out = JointLoss::apply(logits1, logits2, target, co_lambda, ignore_index);
+  return {out[0], out[1]};
+}
+
+Tensor select_small_loss_autograd(const Tensor& losses, std::optional<c10::SymInt> num_keep,
+                                  const std::optional<Tensor>& num_keep_tensor,
+                                  const std::optional<Tensor>& eligible) {
+  static const auto op =
+      operator_handle<Tensor(const Tensor&, std::optional<c10::SymInt>, const std::optional<Tensor>&,
+                             const std::optional<Tensor>&)>("jocor_fast::select_small_loss");
+  const at::AutoDispatchBelowADInplaceOrView below_autograd;
+  return op.call(losses, num_keep, num_keep_tensor, eligible);  // a choice has no derivative
+}
+
+// The backward operator is a function of its own, so that a second derivative is refused and not silently incomplete.
+struct JointLossBackward : torch::autograd::Function<JointLossBackward> {
+  static variable_list forward(AutogradContext* ctx, const Tensor& grad, const Tensor& logits1, const Tensor& logits2,
+                               const std::function<std::tuple<Tensor, Tensor>()>& compute) {
+    (void)ctx, (void)grad, (void)logits1, (void)logits2;
+    auto [grad1, grad2] = compute();
+    return {grad1, grad2};
+  }
+
+  static variable_list backward(AutogradContext*, const variable_list&) {
+    TORCH_CHECK(false, "jocor_fast: the joint loss cannot be differentiated twice (create_graph=True)");
+  }
+};
+
+std::tuple<Tensor, Tensor> joint_loss_backward_autograd(
+    const Tensor& grad, const Tensor& logits1, const Tensor& logits2, const Tensor& target, const Tensor& statistics,
+    const std::optional<Tensor>& per_sample, const std::optional<Tensor>& selected1,
+    const std::optional<Tensor>& num_selected1, const std::optional<Tensor>& selected2,
+    const std::optional<Tensor>& num_selected2, double co_lambda, std::optional<int64_t> ignore_index,
+    bool needs_grad1, bool needs_grad2) {
+  static const auto op = operator_handle<decltype(joint_loss_backward)>("jocor_fast::joint_loss_backward");
+  const std::function<std::tuple<Tensor, Tensor>()> compute = [&] {
+    const at::AutoDispatchBelowADInplaceOrView below_autograd;
+    return op.call(grad, logits1, logits2, target, statistics, per_sample, selected1, num_selected1, selected2,
+                   num_selected2, co_lambda, ignore_index, needs_grad1, needs_grad2);
+  };
+  if (!any_needs_gradient(logits1, logits2) && !any_needs_gradient(grad, grad)) return compute();
+  auto out = JointLossBackward::apply(grad, logits1, logits2, compute);
+  return {out[0], out[1]};
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(jocor_fast, Autograd, m) {
+  m.impl("jocor_loss", &jocor_loss_autograd);
+  m.impl("joint_loss", &joint_loss_autograd);
+  m.impl("select_small_loss", &select_small_loss_autograd);
+  m.impl("joint_loss_backward", &joint_loss_backward_autograd);
+}
+
+}  // namespace jocor_fast

@@ -1,0 +1,52 @@
+// Which table of row kernels this processor gets. JOCOR_FAST_CPU_ISA=portable|avx2|avx512 asks for a lesser one, so
+// that every one is tested on one machine.
+#include "instruction_sets.h"
+
+#include <cstdlib>
+#include <cstring>
+
+namespace jocor_fast::cpu {
+namespace {
+
+const RowKernels& choose() {
+#if defined(__x86_64__)
+  const char* asked = std::getenv("JOCOR_FAST_CPU_ISA");
+  const bool up_to_portable = asked != nullptr && std::strcmp(asked, "portable") == 0;
+  const bool up_to_avx2 = up_to_portable || (asked != nullptr && std::strcmp(asked, "avx2") == 0);
+  __builtin_cpu_init();
+  const bool has_avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                          __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+  const bool has_avx2 =
+      __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+  if (has_avx512 && !up_to_avx2) return avx512_kernels;
+  if (has_avx2 && !up_to_portable) return avx2_kernels;
+#endif
+  return portable_kernels;
+}
+
+const RowKernels& chosen() {
+  static const RowKernels& kernels = choose();
+  return kernels;
+}
+
+}  // namespace
+
+int64_t row_losses(const RowParams& params, int64_t begin, int64_t end) {
+  return chosen().row_losses(params, begin, end);
+}
+
+void row_gradients(const GradientParams& params, int64_t begin, int64_t end) {
+  chosen().row_gradients(params, begin, end);
+}
+
+const char* instruction_set() { return chosen().name; }
+
+std::vector<const char*> instruction_sets() {
+#if defined(__x86_64__)
+  return {avx512_kernels.name, avx2_kernels.name, portable_kernels.name};
+#else
+  return {portable_kernels.name};
+#endif
+}
+
+}  // namespace jocor_fast::cpu

@@ -1,0 +1,20 @@
+// The row kernels are compiled once per instruction set; one table of them is chosen at run time.
+#pragma once
+
+#include "../joint_loss.h"
+
+namespace jocor_fast::cpu {
+
+struct RowKernels {
+  const char* name;
+  int64_t (*row_losses)(const RowParams&, int64_t begin, int64_t end);
+  void (*row_gradients)(const GradientParams&, int64_t begin, int64_t end);
+};
+
+extern const RowKernels portable_kernels;
+#if defined(__x86_64__)
+extern const RowKernels avx2_kernels;
+extern const RowKernels avx512_kernels;
+#endif
+
+}  // namespace jocor_fast::cpu

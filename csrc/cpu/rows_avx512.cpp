@@ -1,0 +1,32 @@
+// The row kernels for AVX-512. The target is set here and not by a compiler flag, so that any build system may compile this
+// file; the standard headers stand before it, so that nothing of theirs is compiled for it.
+#if defined(__x86_64__)
+#include <immintrin.h>
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <type_traits>
+#include <utility>
+
+#if defined(__clang__)
+#pragma clang attribute push(__attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c"))), apply_to = function)
+#else
+#pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")
+#endif
+
+#define JF_ISA_AVX512
+#define JF_ISA avx512
+#define JF_VECTOR_BYTES 64
+#include "instruction_sets.h"
+#include "row_kernels.h"
+
+namespace jocor_fast::cpu {
+const RowKernels avx512_kernels = {"avx512", avx512::row_losses, avx512::row_gradients};
+}
+
+#if defined(__clang__)
+#pragma clang attribute pop
+#endif
+#endif

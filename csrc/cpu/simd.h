@@ -1,0 +1,283 @@
+// Vectors of one instruction set: R lanes of float or double, loads and stores of the four logit types, exp, sums.
+// Written with the compiler's vector extension, so that one text serves AVX-512, AVX2 and, 16 bytes wide, any other
+// processor; intrinsics only where the extension has no word for it (masked tails, half precision).
+//
+// Included by one .cpp file per instruction set, after that file has chosen JF_ISA (a namespace of its own: the same
+// template compiled for two instruction sets must not be merged by the linker) and JF_VECTOR_BYTES.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <type_traits>
+#include <utility>
+
+namespace jocor_fast::cpu::JF_ISA {
+
+struct float16 {
+  uint16_t bits;
+};
+struct bfloat16 {
+  uint16_t bits;
+};
+
+template <class Element, int N>
+struct VectorOf {
+  typedef Element type __attribute__((vector_size(N * sizeof(Element))));
+};
+
+// "Real": the type in which a logit type is computed.
+template <class Logit>
+using RealOf = std::conditional_t<std::is_same_v<Logit, double>, double, float>;
+
+template <class Real>
+struct Lanes {
+  static constexpr int count = JF_VECTOR_BYTES / sizeof(Real);
+  using Index = std::conditional_t<std::is_same_v<Real, double>, int64_t, int32_t>;
+  using Vector = typename VectorOf<Real, count>::type;
+  using IndexVector = typename VectorOf<Index, count>::type;
+};
+
+template <class Real>
+using Vector = typename Lanes<Real>::Vector;
+
+template <class Real>
+JF_INLINE Vector<Real> broadcast(Real value) {
+  return value - Vector<Real>{};  // x - 0 is x, also for -0
+}
+
+template <class To, class From>
+JF_INLINE To bit_cast(const From& from) {
+  static_assert(sizeof(To) == sizeof(From));
+  To to;
+  std::memcpy(&to, &from, sizeof(To));
+  return to;
+}
+
+template <class V>
+JF_INLINE V larger(V a, V b) {
+  return a > b ? a : b;  // a NaN in `a` is dropped: the sum of exponentials meets it again
+}
+
+// --- sums and maxima over the lanes, in a fixed order ---------------------------------------------------------------
+
+template <class Half, class Whole, int... I>
+JF_INLINE Half lanes_from(Whole v, int first, std::integer_sequence<int, I...>) {
+  return first == 0 ? __builtin_shufflevector(v, v, I...) : __builtin_shufflevector(v, v, (I + int(sizeof...(I)))...);
+}
+
+template <class Real, int N, class Op>
+JF_INLINE Real reduce(typename VectorOf<Real, N>::type v, Op op) {
+  if constexpr (N == 2) {
+    return op(v[0], v[1]);
+  } else {
+    using Half = typename VectorOf<Real, N / 2>::type;
+    constexpr auto indices = std::make_integer_sequence<int, N / 2>{};
+    return reduce<Real, N / 2>(op(lanes_from<Half>(v, 0, indices), lanes_from<Half>(v, 1, indices)), op);
+  }
+}
+
+template <class Real>
+JF_INLINE Real sum_of_lanes(Vector<Real> v) {
+  return reduce<Real, Lanes<Real>::count>(v, [](auto a, auto b) __attribute__((always_inline)) { return a + b; });
+}
+
+template <class Real>
+JF_INLINE Real max_of_lanes(Vector<Real> v) {
+  return reduce<Real, Lanes<Real>::count>(v, [](auto a, auto b) __attribute__((always_inline)) { return larger(a, b); });
+}
+
+// --- exp(x) for x <= 0 (or NaN), 1 ulp; below the smallest normal number it is 0 ------------------------------------
+
+JF_INLINE Vector<float> exp_nonpositive(Vector<float> x) {
+  const float lowest = -87.0f;
+  const Vector<float> clamped = x < lowest ? broadcast(lowest) : x;  // in this order a NaN stays
+  // n = round(x / ln 2) by adding 1.5 * 2^23, whose low mantissa bits then hold n; r = x - n ln 2, ln 2 in two parts
+  const float shift = 12582912.0f;
+  const Vector<float> shifted = clamped * 1.44269504f + shift;
+  const Vector<float> n = shifted - shift;
+  const Vector<float> r = (clamped - n * 0.693359375f) - n * -2.12194440e-4f;
+  // exp(r) = 1 + r + r^2 g(r); g fitted on |r| <= ln 2 / 2 for the least largest relative error, 3.1e-9
+  Vector<float> g = broadcast(1.3813539988e-03f);
+  g = g * r + 8.3687451164e-03f;
+  g = g * r + 4.1668390787e-02f;
+  g = g * r + 1.6666520399e-01f;
+  g = g * r + 4.9999993432e-01f;
+  const Vector<float> exp_r = g * (r * r) + r + 1.0f;
+  using Bits = typename Lanes<float>::IndexVector;
+  const auto scale = bit_cast<Vector<float>>((bit_cast<Bits>(shifted) << 23) + 0x3f800000);  // 2^n
+  return x < lowest ? Vector<float>{} : exp_r * scale;
+}
+
+JF_INLINE Vector<double> exp_nonpositive(Vector<double> x) {  // float64 is for checking: libm's exp, lane by lane
+  Vector<double> result;
+  for (int lane = 0; lane < Lanes<double>::count; ++lane) result[lane] = ::exp(x[lane]);
+  return result;
+}
+
+JF_INLINE float logarithm(float x) { return ::logf(x); }
+JF_INLINE double logarithm(double x) { return ::log(x); }
+
+// --- loads: a whole vector, or n lanes of one, the others -inf (a class with probability 0) --------------------------
+
+constexpr uint16_t kFloat16MinusInfinity = 0xfc00;
+constexpr uint16_t kBfloat16MinusInfinity = 0xff80;
+
+JF_INLINE float to_float(bfloat16 x) { return bit_cast<float>(uint32_t(x.bits) << 16); }
+
+[[maybe_unused]] JF_INLINE float to_float(float16 x) {  // portable; subnormals by an exact multiplication
+  const uint32_t sign = uint32_t(x.bits & 0x8000) << 16;
+  const uint32_t magnitude = uint32_t(x.bits & 0x7fff) << 13;
+  float value = bit_cast<float>(magnitude) * 0x1p112f;                          // exponent bias 15 -> 127
+  if ((x.bits & 0x7c00) == 0x7c00) value = bit_cast<float>(magnitude | 0x7f800000);  // inf, NaN
+  return bit_cast<float>(bit_cast<uint32_t>(value) | sign);
+}
+
+[[maybe_unused]] JF_INLINE uint16_t to_float16_bits(float x) {  // round to nearest even
+  const uint32_t bits = bit_cast<uint32_t>(x);
+  const uint32_t magnitude = bits & 0x7fffffff;
+  const uint16_t sign = uint16_t((bits >> 16) & 0x8000);
+  if (magnitude > 0x7f800000) return sign | 0x7e00;   // NaN
+  if (magnitude >= 0x477ff000) return sign | 0x7c00;  // rounds to 65520 or more: inf
+  if (magnitude < 0x38800000) {                       // subnormal: let the addition of 0.5 round to 2^-24 steps
+    const float aligned = bit_cast<float>(magnitude) + 0.5f;
+    return sign | uint16_t(bit_cast<uint32_t>(aligned) - 0x3f000000);
+  }
+  const uint32_t rounded = magnitude + 0xfff + ((magnitude >> 13) & 1);
+  return sign | uint16_t((rounded - 0x38000000) >> 13);
+}
+
+using Float16Bits = VectorOf<uint16_t, Lanes<float>::count>::type;
+
+JF_INLINE Vector<float> widen(const bfloat16*, Float16Bits bits) {
+  using Bits = VectorOf<uint32_t, Lanes<float>::count>::type;
+  return bit_cast<Vector<float>>(__builtin_convertvector(bits, Bits) << 16);
+}
+
+JF_INLINE Vector<float> widen(const float16*, Float16Bits bits) {
+#if defined(JF_ISA_AVX512)
+  return bit_cast<Vector<float>>(_mm512_maskz_cvtph_ps(0xffff, bit_cast<__m256i>(bits)));
+#elif defined(JF_ISA_AVX2)
+  return bit_cast<Vector<float>>(_mm256_cvtph_ps(bit_cast<__m128i>(bits)));
+#else
+  Vector<float> result;
+  for (int lane = 0; lane < Lanes<float>::count; ++lane) result[lane] = to_float(float16{bits[lane]});
+  return result;
+#endif
+}
+
+JF_INLINE Float16Bits narrow(const bfloat16*, Vector<float> value) {
+  using Bits = VectorOf<uint32_t, Lanes<float>::count>::type;
+  const Bits bits = bit_cast<Bits>(value);
+  const Bits rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;  // to nearest even
+  return __builtin_convertvector(value == value ? rounded : (bits >> 16) | 0x40, Float16Bits);
+}
+
+JF_INLINE Float16Bits narrow(const float16*, Vector<float> value) {
+#if defined(JF_ISA_AVX512)
+  return bit_cast<Float16Bits>(_mm512_maskz_cvtps_ph(0xffff, bit_cast<__m512>(value), _MM_FROUND_TO_NEAREST_INT));
+#elif defined(JF_ISA_AVX2)
+  return bit_cast<Float16Bits>(_mm256_cvtps_ph(bit_cast<__m256>(value), _MM_FROUND_TO_NEAREST_INT));
+#else
+  Float16Bits result;
+  for (int lane = 0; lane < Lanes<float>::count; ++lane) result[lane] = to_float16_bits(value[lane]);
+  return result;
+#endif
+}
+
+// Tails of 32-bit and 16-bit lanes; the fill value stands in the others.
+template <class Bits, class Element>
+JF_INLINE Bits load_tail_bits(const Element* source, int n, Element fill) {
+  constexpr int count = sizeof(Bits) / sizeof(Element);
+  alignas(Bits) Element buffer[count];
+  for (int lane = 0; lane < count; ++lane) buffer[lane] = lane < n ? source[lane] : fill;
+  return bit_cast<Bits>(buffer);
+}
+
+JF_INLINE Vector<float> load(const float* source) {
+  Vector<float> v;
+  std::memcpy(&v, source, sizeof(v));
+  return v;
+}
+
+JF_INLINE Vector<double> load(const double* source) {
+  Vector<double> v;
+  std::memcpy(&v, source, sizeof(v));
+  return v;
+}
+
+JF_INLINE Vector<double> load_tail(const double* source, int n) {
+  return load_tail_bits<Vector<double>>(source, n, -std::numeric_limits<double>::infinity());
+}
+
+template <class Half>
+JF_INLINE Vector<float> load(const Half* source) {
+  Float16Bits bits;
+  std::memcpy(&bits, source, sizeof(bits));
+  return widen(source, bits);
+}
+
+#if defined(JF_ISA_AVX512)
+
+JF_INLINE __mmask16 first_lanes(int n) { return static_cast<__mmask16>((1u << n) - 1u); }
+
+JF_INLINE Vector<float> load_tail(const float* source, int n) {
+  const __m512 fill = _mm512_set1_ps(-std::numeric_limits<float>::infinity());
+  return bit_cast<Vector<float>>(_mm512_mask_loadu_ps(fill, first_lanes(n), source));
+}
+
+template <class Half>
+JF_INLINE Vector<float> load_tail(const Half* source, int n) {
+  constexpr uint16_t fill = std::is_same_v<Half, float16> ? kFloat16MinusInfinity : kBfloat16MinusInfinity;
+  const __m256i bits = _mm256_mask_loadu_epi16(_mm256_set1_epi16(static_cast<short>(fill)), first_lanes(n), source);
+  return widen(source, bit_cast<Float16Bits>(bits));
+}
+
+JF_INLINE void store_tail(float* target, Vector<float> v, int n) {
+  _mm512_mask_storeu_ps(target, first_lanes(n), bit_cast<__m512>(v));
+}
+
+template <class Half>
+JF_INLINE void store_tail(Half* target, Vector<float> v, int n) {
+  _mm256_mask_storeu_epi16(target, first_lanes(n), bit_cast<__m256i>(narrow(target, v)));
+}
+
+#else
+
+JF_INLINE Vector<float> load_tail(const float* source, int n) {
+  return load_tail_bits<Vector<float>>(source, n, -std::numeric_limits<float>::infinity());
+}
+
+template <class Half>
+JF_INLINE Vector<float> load_tail(const Half* source, int n) {
+  constexpr uint16_t fill = std::is_same_v<Half, float16> ? kFloat16MinusInfinity : kBfloat16MinusInfinity;
+  return widen(source, load_tail_bits<Float16Bits>(&source->bits, n, fill));
+}
+
+JF_INLINE void store_tail(float* target, Vector<float> v, int n) {
+  for (int lane = 0; lane < n; ++lane) target[lane] = v[lane];
+}
+
+template <class Half>
+JF_INLINE void store_tail(Half* target, Vector<float> v, int n) {
+  const Float16Bits bits = narrow(target, v);
+  for (int lane = 0; lane < n; ++lane) target[lane].bits = bits[lane];
+}
+
+#endif
+
+JF_INLINE void store_tail(double* target, Vector<double> v, int n) {
+  for (int lane = 0; lane < n; ++lane) target[lane] = v[lane];
+}
+
+JF_INLINE void store(float* target, Vector<float> v) { std::memcpy(target, &v, sizeof(v)); }
+JF_INLINE void store(double* target, Vector<double> v) { std::memcpy(target, &v, sizeof(v)); }
+
+template <class Half>
+JF_INLINE void store(Half* target, Vector<float> v) {
+  const Float16Bits bits = narrow(target, v);
+  std::memcpy(target, &bits, sizeof(bits));
+}
+
+}  // namespace jocor_fast::cpu::JF_ISA

@@ -1,0 +1,114 @@
+// What the kernels take: pointers, int64 strides and sizes. No torch. ops.cpp fills these structs; cpu/ and cuda/ hold
+// one implementation each of the three steps: rows -> selection -> gradient.
+//
+// A loss that ranks rows and trains two networks on chosen ones is a setting of these structs, not a kernel: JoCoR
+// ranks by the joint loss; Co-teaching (lambda = 0) ranks each network by its own cross-entropy and exchanges the masks.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+namespace jocor_fast {
+
+enum class LogitType { float16, bfloat16, float32, float64 };
+enum class LabelType { uint8, int8, uint16, int16, uint32, int32, uint64, int64 };
+
+// Two logit matrices [rows, classes] with contiguous columns and any row stride, and their labels [rows].
+// Losses and statistics are float32, for float64 logits float64: "real" below.
+struct LogitPair {
+  LogitType type;
+  const void* logits1;
+  const void* logits2;
+  int64_t row_stride1;
+  int64_t row_stride2;
+  int64_t rows;
+  int64_t classes;
+  LabelType label_type;
+  const void* labels;
+  int64_t label_stride;
+  bool has_ignore_index;
+  int64_t ignore_index;
+  double co_lambda;
+};
+
+// What a row is to the selection. A bool tensor of eligible rows is read by the same rule: nonzero is eligible.
+enum RowState : uint8_t {
+  kIneligible = 0,                  // its label is ignore_index
+  kEligible = 1,                    //
+  kEligibleAndPredictionsDiffer = 3,  // arg-max of z1 and z2 differ (the lowest index on ties)
+};
+
+// Step 1, every row: the loss and what the gradient needs again. A label outside [0, classes) that is not ignored
+// makes the row's loss NaN.
+struct RowParams {
+  LogitPair pair;
+  void* per_sample;      // real [rows]: joint loss; 0 for ignored rows
+  void* statistics;      // RowStatistics<real> [rows]
+  void* cross_entropy1;  // real [rows], or null
+  void* cross_entropy2;  // real [rows], or null
+  uint8_t* row_state;    // RowState [rows], or null
+  bool compare_predictions;  // row_state tells whether the arg-maxes differ
+};
+
+// Step 2: the k rows with the smallest finite losses; ties go to the lower row; -0 equals +0.
+struct SelectionParams {
+  bool is_double;         // type of `losses`, `also_finite`, `mean_of` and `mean`
+  int64_t rows;
+  const void* losses;           // ranks the rows
+  const void* also_finite;      // or null: rows where this is not finite are not chosen either
+  const uint8_t* row_state;     // or null: all eligible. May be `selected` itself, which is written last
+  bool require_disagreement;    // only rows whose predictions differ; where none do, all eligible rows
+  // k: exactly one of three
+  const int64_t* num_keep_pointer;  // on the device, or null
+  int64_t num_keep;                 // >= 0, or -1: use forget_rate
+  double forget_rate;               // of the eligible rows, counted here
+  uint8_t* selected;                // bool [rows]
+  int64_t* num_selected;            // or null
+  int64_t* num_nonfinite;           // or null: eligible rows with a loss that is not finite
+  const void* mean_of;              // or null
+  void* mean;                       // mean of `mean_of` over the selected rows, 0 where there are none
+};
+
+// Step 3: gradients of  sum_i weight_i * l_i  with respect to both logit matrices; every element is written.
+// weight_i of network n:  grad_output[i * grad_stride] / num_selected_n  on rows of selected_n, else 0.
+struct GradientParams {
+  LogitPair pair;
+  const void* statistics;        // RowStatistics<real> [rows], of step 1
+  const void* grad_output;       // real; grad_stride 0: one number for all rows
+  int64_t grad_stride;
+  const void* per_sample;        // real [rows], or null: rows where it is not finite get 0
+  const uint8_t* selected1;      // bool [rows]: rows that train network 1; null: all that are not ignored
+  const uint8_t* selected2;      // likewise network 2
+  const int64_t* num_selected1;  // or null: 1
+  const int64_t* num_selected2;
+  void* grad1;  // logit type, contiguous [rows, classes], or null: not wanted
+  void* grad2;
+};
+
+namespace cpu {
+
+constexpr int64_t kNoBadLabel = -1;
+
+// Rows [begin, end): callers split the batch over threads. Returns the first row with an invalid label, or kNoBadLabel.
+int64_t row_losses(const RowParams& params, int64_t begin, int64_t end);
+void row_gradients(const GradientParams& params, int64_t begin, int64_t end);
+void select_small_loss(const SelectionParams& params);
+const char* instruction_set();                // the one in use: "avx512", "avx2" or "portable"
+std::vector<const char*> instruction_sets();  // those compiled in
+
+}  // namespace cpu
+
+#ifdef JOCOR_FAST_CUDA
+namespace cuda {
+
+// `stream` is a cudaStream_t on the current device. Nothing here waits for the device. Errors of a launch are returned
+// as the CUDA runtime's text, null where there is none.
+const char* row_losses(const RowParams& params, void* stream);
+const char* select_small_loss(const SelectionParams& params, void* stream);
+const char* row_losses_and_selection(const RowParams& rows, const SelectionParams& selection, void* stream);
+const char* row_gradients(const GradientParams& params, void* stream);
+
+}  // namespace cuda
+#endif
+
+}  // namespace jocor_fast

@@ -1,0 +1,83 @@
+// The formulas of JoCoR, once, for every device: each function takes scalars, or the CPU kernels' vectors of them.
+// Source: Wei et al., CVPR 2020, equations 1 to 5. No torch here: nvcc and the host compiler read the same text.
+//
+// Notation: z1, z2 the logits of one row, p = softmax(z1), q = softmax(z2), lse the log-sum-exp of a row, and
+//   delta_j = (z1_j - lse1) - (z2_j - lse2) = log p_j - log q_j.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+
+#if defined(__CUDACC__)
+#define JF_INLINE __host__ __device__ __forceinline__
+#else
+#define JF_INLINE inline __attribute__((always_inline))
+#endif
+
+namespace jocor_fast {
+
+// What a row keeps for its backward pass: 4 numbers, one 16-byte load in float32.
+template <class T>
+struct alignas(4 * sizeof(T)) RowStatistics {
+  T lse1, lse2;
+  T kl12, kl21;  // KL(p || q), KL(q || p); 0 where lambda = 0, which does not evaluate them
+};
+
+// probability * log_ratio, and 0 where the probability is 0: a class that a network rules out (logit -inf, or so low
+// that its probability underflows) has log_ratio = +-inf or NaN, and 0 * inf would turn the whole row into NaN.
+template <class T>
+JF_INLINE T expected_log_ratio(T probability, T log_ratio) {
+  return probability != T{} ? probability * log_ratio : T{};
+}
+
+// One class's share of KL(p || q).
+template <class T>
+JF_INLINE T kl12_term(T p, T delta) {
+  return expected_log_ratio(p, delta);
+}
+
+// One class's share of KL(q || p).
+template <class T>
+JF_INLINE T kl21_term(T q, T delta) {
+  return expected_log_ratio(q, -delta);
+}
+
+// One class's share of J = KL(p || q) + KL(q || p) = sum_j (p_j - q_j) delta_j. Every share is >= 0, so that the sum
+// keeps its digits where the networks nearly agree; kl12 + kl21 would lose them.
+template <class T>
+JF_INLINE T symmetric_kl_term(T p, T q, T delta) {
+  return expected_log_ratio(p - q, delta);
+}
+
+// l = (1 - lambda) (CE1 + CE2) + lambda J. A term whose weight is 0 is not evaluated: it may be infinite.
+template <class T>
+JF_INLINE T combined_loss(T cross_entropy1, T cross_entropy2, T symmetric_kl, T co_lambda) {
+  const T supervised = co_lambda == T(1) ? T(0) : (T(1) - co_lambda) * (cross_entropy1 + cross_entropy2);
+  const T agreement = co_lambda == T(0) ? T(0) : co_lambda * symmetric_kl;
+  return supervised + agreement;
+}
+
+// dl/dz1_j without its label's part: (1 - lambda) p_j + lambda (p_j (delta_j - KL(p || q)) + p_j - q_j). The label's
+// part, -(1 - lambda) at j = y, is `label_gradient`. dl/dz2_j is the same with p, q exchanged, -delta and KL(q || p).
+// At lambda = 0 it is p_j alone, and neither q nor delta may be looked at: callers leave this function out.
+template <class T, class Scalar>
+JF_INLINE T class_gradient(T p, T q, T delta, T kl12, Scalar co_lambda) {
+  return (Scalar(1) - co_lambda) * p + co_lambda * (expected_log_ratio(p, delta - kl12) + (p - q));
+}
+
+template <class Scalar>
+JF_INLINE Scalar label_gradient(Scalar co_lambda) {
+  return co_lambda - Scalar(1);
+}
+
+// How many of n rows a forget rate in [0, 1) keeps, at least one. The slack undoes the rounding of the rate itself:
+// 0.3 of 10 rows keeps seven, though (1 - 0.3) * 10 is not 7 in binary.
+JF_INLINE int64_t num_keep(int64_t n, double forget_rate, bool round_up) {
+  if (n <= 0) return 0;
+  const double exact = (1.0 - forget_rate) * static_cast<double>(n);
+  const double slack = 1e-9 * static_cast<double>(n);
+  const int64_t k = static_cast<int64_t>(round_up ? ceil(exact - slack) : floor(exact + slack));
+  return k < 1 ? 1 : (k > n ? n : k);
+}
+
+}  // namespace jocor_fast

@@ -1,0 +1,39 @@
+// jocor_fast._C. Importing it registers the operators; beside them it exposes the three steps without autograd and
+// without the dispatcher, for the benches, and what this build is.
+#include <torch/csrc/utils/pybind.h>
+
+#include "joint_loss.h"
+#include "joint_loss_math.h"
+#include "ops.h"
+
+PYBIND11_MODULE(_C, m) {
+  namespace py = pybind11;
+  m.doc() = "Compiled kernels of jocor_fast; the public interface is the Python package.";
+  m.def("joint_loss_forward", &jocor_fast::joint_loss, py::arg("logits1"), py::arg("logits2"), py::arg("target"),
+        py::arg("co_lambda"), py::arg("ignore_index") = std::nullopt, "Step 1: per-sample loss and row statistics.");
+  m.def(
+      "select_small_loss",
+      [](const at::Tensor& losses, int64_t num_keep) {
+        return jocor_fast::select_small_loss(losses, num_keep, std::nullopt, std::nullopt);
+      },
+      py::arg("losses"), py::arg("num_keep"), "Step 2: mask of the rows with the smallest finite losses.");
+  m.def(
+      "joint_loss_backward",
+      [](const at::Tensor& grad, const at::Tensor& logits1, const at::Tensor& logits2, const at::Tensor& target,
+         const at::Tensor& statistics, const at::Tensor& selected, const at::Tensor& num_selected, double co_lambda) {
+        return jocor_fast::joint_loss_backward(grad, logits1, logits2, target, statistics, std::nullopt, selected,
+                                               num_selected, selected, num_selected, co_lambda, std::nullopt, true,
+                                               true);
+      },
+      py::arg("grad"), py::arg("logits1"), py::arg("logits2"), py::arg("target"), py::arg("statistics"),
+      py::arg("selected"), py::arg("num_selected"), py::arg("co_lambda"),
+      "Step 3: gradients of the mean loss of the selected rows.");
+  m.def("num_keep", &jocor_fast::num_keep, py::arg("n"), py::arg("forget_rate"), py::arg("round_up"));
+  m.def("cpu_instruction_set", &jocor_fast::cpu::instruction_set, "The one in use.");
+  m.def("cpu_instruction_sets", &jocor_fast::cpu::instruction_sets, "Those compiled in.");
+#ifdef JOCOR_FAST_CUDA
+  m.attr("has_cuda") = true;
+#else
+  m.attr("has_cuda") = false;
+#endif
+}

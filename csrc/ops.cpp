@@ -1,0 +1,261 @@
+// The operators: check, allocate, run the three steps on the tensors' device. Schemas stand at the end; autograd.cpp
+// adds the derivatives.
+#include "ops.h"
+
+#include <ATen/Parallel.h>
+#include <ATen/ops/empty.h>
+#include <torch/library.h>
+
+#include <algorithm>
+#include <atomic>
+#include <limits>
+
+#include "arguments.h"
+#include "joint_loss.h"
+
+#ifdef JOCOR_FAST_CUDA
+#include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
+#endif
+
+namespace jocor_fast {
+namespace {
+
+// --- the three steps, on whatever device ----------------------------------------------------------------------------
+
+// A thread is worth its start from about this many logits on: below, a second one on a busy core costs more.
+constexpr int64_t kLogitsPerThread = 32768;
+
+int64_t rows_per_thread(const LogitPair& pair) { return std::max<int64_t>(1, kLogitsPerThread / pair.classes); }
+
+void check_labels_are_valid(int64_t first_bad_row, const Tensor& target, int64_t classes) {
+  TORCH_CHECK_VALUE(first_bad_row == cpu::kNoBadLabel, "target[", first_bad_row, "] is ",
+                    target[first_bad_row].item().toLong(), "; a label in [0, ", classes,
+                    ") or ignore_index is accepted");
+}
+
+#ifdef JOCOR_FAST_CUDA
+template <class Launch>
+void on_current_stream(const Tensor& tensor, Launch launch) {
+  const c10::cuda::CUDAGuard guard(tensor.device());
+  const char* error = launch(static_cast<void*>(c10::cuda::getCurrentCUDAStream().stream()));
+  TORCH_CHECK(error == nullptr, "jocor_fast: a kernel could not be launched: ", error);
+}
+#endif
+
+void run_rows_on_cpu(const RowParams& params, const Tensor& target) {
+  std::atomic<int64_t> first_bad{std::numeric_limits<int64_t>::max()};
+  at::parallel_for(0, params.pair.rows, rows_per_thread(params.pair), [&](int64_t begin, int64_t end) {
+    const int64_t bad = cpu::row_losses(params, begin, end);
+    if (bad == cpu::kNoBadLabel) return;
+    int64_t seen = first_bad.load();
+    while (bad < seen && !first_bad.compare_exchange_weak(seen, bad)) {
+    }
+  });
+  const int64_t bad = first_bad.load();
+  check_labels_are_valid(bad == std::numeric_limits<int64_t>::max() ? cpu::kNoBadLabel : bad, target,
+                         params.pair.classes);
+}
+
+void run_rows(const RowParams& params, const Tensor& target) {
+#ifdef JOCOR_FAST_CUDA
+  if (target.is_cuda()) {
+    on_current_stream(target, [&](void* stream) { return cuda::row_losses(params, stream); });
+    return;
+  }
+#endif
+  run_rows_on_cpu(params, target);
+}
+
+void run_selection(const SelectionParams& params, const Tensor& losses) {
+#ifdef JOCOR_FAST_CUDA
+  if (losses.is_cuda()) {
+    on_current_stream(losses, [&](void* stream) { return cuda::select_small_loss(params, stream); });
+    return;
+  }
+#endif
+  (void)losses;
+  cpu::select_small_loss(params);
+}
+
+void run_rows_and_selection(const RowParams& rows, const SelectionParams& selection, const Tensor& target) {
+#ifdef JOCOR_FAST_CUDA
+  if (target.is_cuda()) {
+    on_current_stream(target, [&](void* stream) { return cuda::row_losses_and_selection(rows, selection, stream); });
+    return;
+  }
+#endif
+  run_rows_on_cpu(rows, target);
+  cpu::select_small_loss(selection);
+}
+
+void run_gradients(const GradientParams& params, const Tensor& target) {
+#ifdef JOCOR_FAST_CUDA
+  if (target.is_cuda()) {
+    on_current_stream(target, [&](void* stream) { return cuda::row_gradients(params, stream); });
+    return;
+  }
+#endif
+  (void)target;
+  at::parallel_for(0, params.pair.rows, rows_per_thread(params.pair),
+                   [&](int64_t begin, int64_t end) { cpu::row_gradients(params, begin, end); });
+}
+
+const void* data_or_null(const std::optional<Tensor>& tensor) {
+  return tensor.has_value() && tensor->defined() ? tensor->const_data_ptr() : nullptr;
+}
+
+}  // namespace
+
+// --- the operators --------------------------------------------------------------------------------------------------
+
+JocorLossResult jocor_loss(const Tensor& logits1, const Tensor& logits2, const Tensor& target, double co_lambda,
+                           std::optional<double> forget_rate, std::optional<int64_t> num_keep,
+                           const std::optional<Tensor>& num_keep_tensor, std::optional<int64_t> ignore_index) {
+  const CheckedPair checked = check_pair(logits1, logits2, target, co_lambda, ignore_index);
+  SelectionParams selection{};
+  check_keep({forget_rate, num_keep, num_keep_tensor}, target, selection);
+
+  const int64_t rows = checked.pair.rows;
+  const auto real = logits1.options().dtype(real_type(logits1));
+  const auto count = target.options().dtype(at::kLong);
+  Tensor loss = at::empty({}, real);
+  Tensor per_sample = at::empty({rows}, real);
+  Tensor statistics = at::empty({rows, 4}, real);
+  Tensor selected = at::empty({rows}, target.options().dtype(at::kBool));
+  Tensor num_selected = at::empty({}, count);
+  Tensor num_nonfinite = at::empty({}, count);
+
+  RowParams row_params{};
+  row_params.pair = checked.pair;
+  row_params.per_sample = per_sample.mutable_data_ptr();
+  row_params.statistics = statistics.mutable_data_ptr();
+  row_params.row_state = static_cast<uint8_t*>(selected.mutable_data_ptr());  // the selection reads, then replaces it
+
+  selection.is_double = real_type(logits1) == at::kDouble;
+  selection.rows = rows;
+  selection.losses = row_params.per_sample;
+  selection.row_state = row_params.row_state;
+  selection.selected = row_params.row_state;
+  selection.num_selected = num_selected.mutable_data_ptr<int64_t>();
+  selection.num_nonfinite = num_nonfinite.mutable_data_ptr<int64_t>();
+  selection.mean_of = row_params.per_sample;
+  selection.mean = loss.mutable_data_ptr();
+  if (rows == 0) {  // nothing is launched
+    loss.zero_();
+    num_selected.zero_();
+    num_nonfinite.zero_();
+  } else {
+    run_rows_and_selection(row_params, selection, target);
+  }
+  return {loss, per_sample, selected, num_selected, num_nonfinite, statistics};
+}
+
+std::tuple<Tensor, Tensor> joint_loss(const Tensor& logits1, const Tensor& logits2, const Tensor& target,
+                                      double co_lambda, std::optional<int64_t> ignore_index) {
+  const CheckedPair checked = check_pair(logits1, logits2, target, co_lambda, ignore_index);
+  const auto real = logits1.options().dtype(real_type(logits1));
+  Tensor per_sample = at::empty({checked.pair.rows}, real);
+  Tensor statistics = at::empty({checked.pair.rows, 4}, real);
+  RowParams params{};
+  params.pair = checked.pair;
+  params.per_sample = per_sample.mutable_data_ptr();
+  params.statistics = statistics.mutable_data_ptr();
+  if (checked.pair.rows > 0) run_rows(params, target);
+  return {per_sample, statistics};
+}
+
+Tensor select_small_loss(const Tensor& losses, std::optional<int64_t> num_keep,
+                         const std::optional<Tensor>& num_keep_tensor, const std::optional<Tensor>& eligible) {
+  logit_type(losses, "losses");
+  TORCH_CHECK_VALUE(losses.dim() == 1, "losses has shape ", losses.sizes(), "; [batch] is accepted");
+  Tensor ranked = losses.to(real_type(losses)).contiguous();  // widening a half type keeps the order and the ties
+  Tensor mask;
+  if (eligible.has_value()) {
+    TORCH_CHECK_TYPE(eligible->scalar_type() == at::kBool, "eligible has dtype ", eligible->scalar_type(),
+                     "; bool is accepted");
+    TORCH_CHECK_VALUE(eligible->sizes() == losses.sizes(), "eligible has shape ", eligible->sizes(), " and losses ",
+                      losses.sizes(), "; both must have the same");
+    TORCH_CHECK_VALUE(eligible->device() == losses.device(), "eligible is on ", eligible->device(), " and losses on ",
+                      losses.device(), "; both must be on one device");
+    mask = eligible->contiguous();
+  }
+  SelectionParams params{};
+  check_keep({std::nullopt, num_keep, num_keep_tensor}, losses, params);
+  Tensor selected = at::empty({losses.size(0)}, losses.options().dtype(at::kBool));
+  params.is_double = ranked.scalar_type() == at::kDouble;
+  params.rows = losses.size(0);
+  params.losses = ranked.const_data_ptr();
+  params.row_state = mask.defined() ? static_cast<const uint8_t*>(mask.const_data_ptr()) : nullptr;
+  params.selected = static_cast<uint8_t*>(selected.mutable_data_ptr());
+  if (params.rows > 0) run_selection(params, losses);
+  return selected;
+}
+
+std::tuple<Tensor, Tensor> joint_loss_backward(const Tensor& grad, const Tensor& logits1, const Tensor& logits2,
+                                               const Tensor& target, const Tensor& statistics,
+                                               const std::optional<Tensor>& per_sample,
+                                               const std::optional<Tensor>& selected1,
+                                               const std::optional<Tensor>& num_selected1,
+                                               const std::optional<Tensor>& selected2,
+                                               const std::optional<Tensor>& num_selected2, double co_lambda,
+                                               std::optional<int64_t> ignore_index, bool needs_grad1,
+                                               bool needs_grad2) {
+  const CheckedPair checked = check_pair(logits1, logits2, target, co_lambda, ignore_index);
+  TORCH_CHECK_TYPE(grad.scalar_type() == real_type(logits1) && statistics.scalar_type() == real_type(logits1),
+                   "grad and statistics have dtypes ", grad.scalar_type(), " and ", statistics.scalar_type(), "; ",
+                   real_type(logits1), " is accepted");
+  TORCH_CHECK_VALUE(grad.dim() == 0 || (grad.dim() == 1 && grad.size(0) == logits1.size(0)), "grad has shape ",
+                    grad.sizes(), "; [] or [", logits1.size(0), "] is accepted");
+  const auto wanted = [&](bool needed) {
+    return at::empty(needed ? logits1.sizes() : at::IntArrayRef{0}, logits1.options().memory_format(std::nullopt));
+  };
+  Tensor grad1 = wanted(needs_grad1), grad2 = wanted(needs_grad2);
+  GradientParams params{};
+  params.pair = checked.pair;
+  params.statistics = statistics.const_data_ptr();
+  params.grad_output = grad.const_data_ptr();
+  params.grad_stride = grad.dim() == 0 ? 0 : grad.stride(0);
+  params.per_sample = data_or_null(per_sample);
+  params.selected1 = static_cast<const uint8_t*>(data_or_null(selected1));
+  params.selected2 = static_cast<const uint8_t*>(data_or_null(selected2));
+  params.num_selected1 = static_cast<const int64_t*>(data_or_null(num_selected1));
+  params.num_selected2 = static_cast<const int64_t*>(data_or_null(num_selected2));
+  params.grad1 = needs_grad1 ? grad1.mutable_data_ptr() : nullptr;
+  params.grad2 = needs_grad2 ? grad2.mutable_data_ptr() : nullptr;
+  if (checked.pair.rows > 0 && (needs_grad1 || needs_grad2)) run_gradients(params, target);
+  return {grad1, grad2};
+}
+
+TORCH_LIBRARY(jocor_fast, m) {
+  m.def(
+      "jocor_loss(Tensor logits1, Tensor logits2, Tensor target, float co_lambda, float? forget_rate, "
+      "SymInt? num_keep, Tensor? num_keep_tensor, int? ignore_index) -> "
+      "(Tensor loss, Tensor per_sample, Tensor selected, Tensor num_selected, Tensor num_nonfinite, Tensor statistics)",
+      {at::Tag::pt2_compliant_tag});
+  m.def(
+      "joint_loss(Tensor logits1, Tensor logits2, Tensor target, float co_lambda, int? ignore_index) -> "
+      "(Tensor per_sample, Tensor statistics)",
+      {at::Tag::pt2_compliant_tag});
+  m.def("select_small_loss(Tensor losses, SymInt? num_keep, Tensor? num_keep_tensor, Tensor? eligible) -> Tensor",
+        {at::Tag::pt2_compliant_tag});
+  m.def(
+      "joint_loss_backward(Tensor grad, Tensor logits1, Tensor logits2, Tensor target, Tensor statistics, "
+      "Tensor? per_sample, Tensor? selected1, Tensor? num_selected1, Tensor? selected2, Tensor? num_selected2, "
+      "float co_lambda, int? ignore_index, bool needs_grad1, bool needs_grad2) -> (Tensor grad1, Tensor grad2)",
+      {at::Tag::pt2_compliant_tag});
+}
+
+void register_operators(torch::Library& m) {
+  m.impl("jocor_loss", &jocor_loss);
+  m.impl("joint_loss", &joint_loss);
+  m.impl("select_small_loss", &select_small_loss);
+  m.impl("joint_loss_backward", &joint_loss_backward);
+}
+
+TORCH_LIBRARY_IMPL(jocor_fast, CPU, m) { register_operators(m); }
+#ifdef JOCOR_FAST_CUDA
+TORCH_LIBRARY_IMPL(jocor_fast, CUDA, m) { register_operators(m); }
+#endif
+
+}  // namespace jocor_fast

@@ -1,0 +1,38 @@
+// The operators of torch.ops.jocor_fast as C++ functions, without autograd and without the dispatcher.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <optional>
+#include <tuple>
+
+namespace jocor_fast {
+
+using at::Tensor;
+
+// -> loss [], per_sample [B], selected [B], num_selected [], num_nonfinite [], statistics [B, 4]
+using JocorLossResult = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
+JocorLossResult jocor_loss(const Tensor& logits1, const Tensor& logits2, const Tensor& target, double co_lambda,
+                           std::optional<double> forget_rate, std::optional<int64_t> num_keep,
+                           const std::optional<Tensor>& num_keep_tensor, std::optional<int64_t> ignore_index);
+
+// -> per_sample [B], statistics [B, 4]
+std::tuple<Tensor, Tensor> joint_loss(const Tensor& logits1, const Tensor& logits2, const Tensor& target,
+                                      double co_lambda, std::optional<int64_t> ignore_index);
+
+// -> selected [B]
+Tensor select_small_loss(const Tensor& losses, std::optional<int64_t> num_keep,
+                         const std::optional<Tensor>& num_keep_tensor, const std::optional<Tensor>& eligible);
+
+// -> gradients of both logits [B, C]; of one that is not needed, an empty tensor [0]. grad is 0-d or [B].
+std::tuple<Tensor, Tensor> joint_loss_backward(const Tensor& grad, const Tensor& logits1, const Tensor& logits2,
+                                               const Tensor& target, const Tensor& statistics,
+                                               const std::optional<Tensor>& per_sample,
+                                               const std::optional<Tensor>& selected1,
+                                               const std::optional<Tensor>& num_selected1,
+                                               const std::optional<Tensor>& selected2,
+                                               const std::optional<Tensor>& num_selected2, double co_lambda,
+                                               std::optional<int64_t> ignore_index, bool needs_grad1,
+                                               bool needs_grad2);
+
+}  // namespace jocor_fast

@@ -1,0 +1,96 @@
+"""Loads the compiled kernels, and tells torch.compile what shapes the operators return."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_BUILD_FILE = Path(__file__).with_name("_build.json")
+_REBUILD = "rebuild it with `pip install --no-build-isolation --force-reinstall --no-deps .` in its source folder"
+
+
+def _read_build() -> dict[str, Any]:
+    """What the build wrote down about itself; ImportError where there is none, or another torch is running it."""
+    try:
+        build: dict[str, Any] = json.loads(_BUILD_FILE.read_text())
+    except FileNotFoundError:
+        raise ImportError(f"jocor_fast has not been compiled: {_REBUILD}") from None
+    if build["torch"] != torch.__version__:
+        raise ImportError(
+            f"jocor_fast was compiled against torch {build['torch']} and torch {torch.__version__} is running: {_REBUILD}"
+        )
+    return build
+
+
+_BUILD = _read_build()
+
+from . import _C  # noqa: E402 - only after the check above: another torch fails with a missing symbol
+
+operators = torch.ops.jocor_fast
+
+
+def build_info() -> dict[str, Any]:
+    """What this build is: a dict for bug reports and result files.
+
+    Keys: version, torch (compiled against), compiler, cuda (toolkit's release, or None), cuda_architectures (list of
+    str), cpu_instruction_sets (list of str: those compiled in, the one in use first), reason (why there is no CUDA, or None).
+    """
+    in_use = _C.cpu_instruction_set()
+    compiled = _C.cpu_instruction_sets()
+    return {
+        **{key: _BUILD[key] for key in ("version", "torch", "compiler", "cuda", "cuda_architectures")},
+        "cpu_instruction_sets": [in_use, *(name for name in compiled if name != in_use)],
+        "reason": _BUILD["reason"],
+    }
+
+
+def check_device(tensor: Tensor) -> None:
+    """RuntimeError where this build has no kernels for the tensor's device."""
+    kind = tensor.device.type
+    if kind == "cpu" or kind == "meta" or (kind == "cuda" and _C.has_cuda):
+        return
+    if kind == "cuda":
+        raise RuntimeError(
+            f"this build of jocor_fast has no CUDA kernels ({_BUILD['reason']}): {_REBUILD}, with a CUDA build of torch and a "
+            "CUDA toolkit of the same major version"
+        )
+    raise RuntimeError(f"jocor_fast has kernels for cpu and cuda tensors, not for {kind}")
+
+
+def _real(logits: Tensor) -> torch.dtype:
+    return torch.float64 if logits.dtype == torch.float64 else torch.float32
+
+
+@torch.library.register_fake("jocor_fast::jocor_loss")
+def _(logits1: Tensor, logits2: Tensor, target: Tensor, *settings: Any) -> tuple[Tensor, ...]:
+    rows, real = logits1.shape[0], _real(logits1)
+    return (
+        logits1.new_empty((), dtype=real),
+        logits1.new_empty((rows,), dtype=real),
+        logits1.new_empty((rows,), dtype=torch.bool),
+        logits1.new_empty((), dtype=torch.int64),
+        logits1.new_empty((), dtype=torch.int64),
+        logits1.new_empty((rows, 4), dtype=real),
+    )
+
+
+@torch.library.register_fake("jocor_fast::joint_loss")
+def _(logits1: Tensor, logits2: Tensor, target: Tensor, *settings: Any) -> tuple[Tensor, Tensor]:
+    rows, real = logits1.shape[0], _real(logits1)
+    return logits1.new_empty((rows,), dtype=real), logits1.new_empty((rows, 4), dtype=real)
+
+
+@torch.library.register_fake("jocor_fast::select_small_loss")
+def _(losses: Tensor, *settings: Any) -> Tensor:
+    return losses.new_empty((losses.shape[0],), dtype=torch.bool)
+
+
+@torch.library.register_fake("jocor_fast::joint_loss_backward")
+def _(grad: Tensor, logits1: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    needs_grad1, needs_grad2 = rest[-2:]
+    whole, none = tuple(logits1.shape), (0,)
+    return logits1.new_empty(whole if needs_grad1 else none), logits1.new_empty(whole if needs_grad2 else none)
