@@ -39,7 +39,7 @@ def extension_and_command() -> tuple[Extension, type]:
             "jocor_fast is compiled against the torch that will run it, and this build cannot import torch "
             f"({error}): install torch first, then run `pip install --no-build-isolation .`"
         ) from None
-    if torch.__version__ < (2, 11):
+    if [int(number) for number in torch.__version__.split(".")[:2]] < [2, 11]:
         raise BuildError(f"jocor_fast needs torch 2.11 or newer, and this build found torch {torch.__version__}.")
     decision = decide(
         environ=os.environ,
@@ -49,23 +49,22 @@ def extension_and_command() -> tuple[Extension, type]:
         package_folders=sys.path,
     )
     if decision.toolkit is not None:
-        os.environ["CUDA_HOME"] = str(decision.toolkit.home)  # read by torch when the next line is imported
+        os.environ["CUDA_HOME"] = str(decision.toolkit.home)  # read by torch as it is imported below
         os.environ["TORCH_CUDA_ARCH_LIST"] = ";".join(decision.architectures)
     from torch.utils import cpp_extension
 
     # As a system folder torch's headers cause no warnings; the -I that torch adds for it is then without effect.
     cxx_flags = CXX_FLAGS + [flag for folder in cpp_extension.include_paths() for flag in ("-isystem", folder)]
-    common: dict[str, Any] = {"include_dirs": ["csrc"], "extra_link_args": ["-fopenmp"], "depends": files("csrc/**/*.*h")}
+    options: dict[str, Any] = {"include_dirs": [str(ROOT / "csrc")], "extra_link_args": ["-fopenmp"]}
     sources = files("csrc/*.cpp") + files("csrc/cpu/*.cpp")
-    if decision.toolkit is None:
-        extension = cpp_extension.CppExtension("jocor_fast._C", sources, extra_compile_args=cxx_flags, **common)
-    else:
-        toolkit, flags = decision.toolkit, {"cxx": cxx_flags, "nvcc": NVCC_FLAGS}
-        common["include_dirs"] += [str(toolkit.include)]
-        common |= {"library_dirs": [str(toolkit.libraries)], "define_macros": [("JOCOR_FAST_CUDA", None)]}
+    if (toolkit := decision.toolkit) is not None:
         sources += files("csrc/cuda/*.cu")
-        extension = cpp_extension.CUDAExtension("jocor_fast._C", sources, extra_compile_args=flags, **common)
-        extension.libraries = [toolkit.cudart if name == "cudart" else name for name in extension.libraries]
+        options["include_dirs"] += [str(toolkit.include)]
+        options["define_macros"] = [("JOCOR_FAST_CUDA", None)]
+        options["library_dirs"] = [str(toolkit.libraries)]
+        options["libraries"] = [toolkit.cudart, "c10_cuda", "torch_cuda"]
+    options["extra_compile_args"] = {"cxx": cxx_flags, "nvcc": NVCC_FLAGS}
+    extension = cpp_extension.CppExtension("jocor_fast._C", sources, depends=files("csrc/**/*.*h"), **options)
 
     class BuildExtension(cpp_extension.BuildExtension):
         def finalize_options(self) -> None:
@@ -80,7 +79,7 @@ def extension_and_command() -> tuple[Extension, type]:
                 "version": version,
                 "torch": torch.__version__,
                 "compiler": compiler,
-                "cuda": decision.toolkit and decision.toolkit.release,
+                "cuda": toolkit and toolkit.release,
                 "cuda_architectures": decision.architectures,
                 "reason": decision.reason,
             }
