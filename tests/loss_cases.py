@@ -1,0 +1,198 @@
+"""What the tests of the loss share: implementations and devices, the float64 oracle, tolerances, inputs, views.
+
+The oracle is NumPy's: the closed forms of the paper (equations 1 to 5) written a second time, from the paper and not
+from the package, so that `jocor_fast.reference` is tested against it like the compiled functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import jocor_fast
+import jocor_fast.reference
+
+_GPU_MARKS = (
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU"),
+)
+
+# Every implementation on every device: `loss` is a module with the public functions.
+everywhere = pytest.mark.parametrize(
+    ("loss", "device"),
+    [
+        pytest.param(jocor_fast.reference, "cpu", id="reference-cpu"),
+        pytest.param(jocor_fast, "cpu", id="compiled-cpu"),
+        pytest.param(jocor_fast.reference, "cuda", id="reference-cuda", marks=_GPU_MARKS),
+        pytest.param(jocor_fast, "cuda", id="compiled-cuda", marks=_GPU_MARKS),
+    ],
+)
+
+FLOAT_TYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+INTEGER_TYPES = (
+    torch.uint8, torch.int8, torch.uint16, torch.int16, torch.uint32, torch.int32, torch.uint64, torch.int64,
+)  # fmt: skip
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+with_every_float_type = pytest.mark.parametrize("dtype", FLOAT_TYPES, ids=dtype_name)
+
+
+# --- the oracle -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Rows:
+    """What the paper says of each row, in float64."""
+
+    losses: np.ndarray  # [B]: l; 0 for ignored rows
+    gradient1: np.ndarray  # [B, C]: dl/dz1; 0 for ignored rows and where l is not finite
+    gradient2: np.ndarray
+    eligible: np.ndarray  # [B] bool
+
+
+def oracle(logits1: Tensor, logits2: Tensor, target: Tensor, co_lambda: float, ignore_index: int | None = None) -> Rows:
+    z1, z2 = (logits.detach().double().cpu().numpy() for logits in (logits1, logits2))
+    labels = np.array(target.cpu().tolist(), dtype=np.int64).reshape(len(z1))
+    eligible = np.ones(len(z1), dtype=bool) if ignore_index is None else labels != ignore_index
+    rows, one_hot = np.arange(len(z1)), np.zeros_like(z1)
+    y = np.where(eligible, labels, 0)
+    one_hot[rows, y] = 1
+    with np.errstate(all="ignore"):
+        log_p, log_q = _log_softmax(z1), _log_softmax(z2)
+        p, q = np.exp(log_p), np.exp(log_q)
+        kl_pq, kl_qp = _kl(p, log_p, log_q), _kl(q, log_q, log_p)
+        losses, gradient1, gradient2 = np.zeros(len(z1)), np.zeros_like(z1), np.zeros_like(z1)
+        if co_lambda < 1:
+            losses -= (1 - co_lambda) * (log_p[rows, y] + log_q[rows, y])
+            gradient1 += (1 - co_lambda) * (p - one_hot)
+            gradient2 += (1 - co_lambda) * (q - one_hot)
+        if co_lambda > 0:
+            losses += co_lambda * (kl_pq + kl_qp)
+            gradient1 += co_lambda * (_times(p, log_p - log_q - kl_pq[:, None]) + p - q)
+            gradient2 += co_lambda * (_times(q, log_q - log_p - kl_qp[:, None]) + q - p)
+    losses[~eligible] = 0
+    without_gradient = ~eligible | ~np.isfinite(losses)
+    gradient1[without_gradient] = gradient2[without_gradient] = 0
+    return Rows(losses, gradient1, gradient2, eligible)
+
+
+def select(losses: np.ndarray, num_keep: int, eligible: np.ndarray | None = None) -> np.ndarray:
+    """Mask of the first num_keep finite eligible rows of a stable sort."""
+    candidates = np.isfinite(losses) if eligible is None else np.isfinite(losses) & eligible
+    order = np.flatnonzero(candidates)
+    order = order[np.argsort(losses[order], kind="stable")]
+    mask = np.zeros(len(losses), dtype=bool)
+    mask[order[:num_keep]] = True
+    return mask
+
+
+def _log_softmax(z: np.ndarray) -> np.ndarray:
+    shifted = z - z.max(axis=1, keepdims=True, initial=-np.inf)
+    return shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
+
+
+def _times(probability: np.ndarray, factor: np.ndarray) -> np.ndarray:
+    """A class without probability contributes nothing, whatever the factor is."""
+    return np.where(probability == 0, 0, probability * factor)
+
+
+def _kl(p: np.ndarray, log_p: np.ndarray, log_q: np.ndarray) -> np.ndarray:
+    return _times(p, log_p - log_q).sum(axis=1)
+
+
+# --- tolerances -------------------------------------------------------------------------------------------------------
+
+
+def computed_in(dtype: torch.dtype) -> torch.dtype:
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def assert_close(actual: Tensor, expected: np.ndarray | float, scale: np.ndarray | float = 0.0) -> None:
+    """|actual - expected| <= 1e-6 (float64: 1e-12) · max(1, |expected|, scale), non-finite values alike.
+
+    Half types: their own rounding is added, since the gradient comes back in the logits' type.
+    """
+    # a number in (2^e, 2^(e+1)] is rounded by at most 2^(e - bits); half an ulp of the least subnormal below
+    rounding = {torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}.get(actual.dtype, 0.0)
+    tolerance = 1e-12 if actual.dtype == torch.float64 else 1e-6
+    got, expected = actual.detach().double().cpu().numpy(), np.asarray(expected, dtype=np.float64)
+    assert got.shape == expected.shape
+    if actual.dtype == torch.float16:
+        expected = np.where(np.abs(expected) >= 65520, np.copysign(np.inf, expected), expected)
+    finite = np.isfinite(expected)
+    np.testing.assert_array_equal(got[~finite], expected[~finite])
+    with np.errstate(invalid="ignore"):
+        allowed = tolerance * np.maximum(np.maximum(1, np.abs(expected)), scale) + rounding * np.abs(expected)
+        excess = np.where(finite, np.abs(got - expected) - allowed, -1.0)
+    # written so that a NaN in `got` fails
+    worst = np.unravel_index(np.argmax(np.where(np.isnan(excess), np.inf, excess)), excess.shape) if excess.size else ()
+    assert np.all(excess <= 0), (
+        f"at {worst}: got {got[worst]!r}, expected {expected[worst]!r}, allowed {allowed[worst]}"
+    )
+
+
+def row_scale(rows: Rows) -> np.ndarray:
+    """[B, 1]: the largest number in a row's arithmetic, for gradients where large numbers cancel."""
+    scales = [np.abs(rows.losses), np.abs(rows.gradient1).max(axis=1), np.abs(rows.gradient2).max(axis=1)]
+    return np.max(np.where(np.isfinite(scales), scales, 0), axis=0)[:, None]
+
+
+# --- inputs -----------------------------------------------------------------------------------------------------------
+
+
+def random_logits(
+    rows: int, classes: int, dtype: torch.dtype = torch.float32, device: str = "cpu", seed: int = 0, spread: float = 2.0
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Two logit matrices that require gradients, and int64 labels."""
+    generator = torch.Generator().manual_seed(seed)
+    logits1 = torch.randn(rows, classes, generator=generator, dtype=torch.float64) * spread
+    logits2 = torch.randn(rows, classes, generator=generator, dtype=torch.float64) * spread
+    target = torch.randint(classes, (rows,), generator=generator)
+    leaves = [logits.to(device, dtype).requires_grad_() for logits in (logits1, logits2)]
+    return leaves[0], leaves[1], target.to(device)
+
+
+def _misaligned(x: Tensor) -> Tensor:
+    """The same numbers, one element past the start of an allocation."""
+    storage = torch.empty(x.numel() + 1, dtype=x.dtype, device=x.device)
+    view = storage[1:].view(x.shape)
+    return view.copy_(x)
+
+
+def _every_second_column(x: Tensor) -> Tensor:
+    return torch.stack([x, torch.full_like(x, torch.nan)], dim=2).flatten(1)[:, ::2]
+
+
+def _with_padded_rows(x: Tensor) -> Tensor:
+    return torch.cat([x, torch.full_like(x[:, :1], torch.nan)], dim=1)[:, : x.shape[1]]
+
+
+def _without_first_row(x: Tensor) -> Tensor:
+    return torch.cat([torch.full_like(x[:1], torch.nan), x])[1:] if len(x) else x
+
+
+# Each keeps the numbers of a [B, C] matrix and changes how they lie in memory.
+LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "contiguous": Tensor.contiguous,
+    "every second column": _every_second_column,
+    "transposed": lambda x: x.t().contiguous().t(),
+    "without first row": _without_first_row,
+    "misaligned": _misaligned,
+    "padded rows": _with_padded_rows,
+}
+
+# Each makes a [rows, columns] matrix that repeats numbers without storing them again.
+BROADCASTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "one row": lambda x: x[:1].expand_as(x),
+    "one column": lambda x: x[:, :1].expand_as(x),
+    "one number": lambda x: x[:1, :1].expand_as(x),
+}
