@@ -1,0 +1,82 @@
+# Everything runs in .venv, which the first target creates; a second call reuses what is there.
+# An environment that happens to be active plays no part, except that PYTHON is looked up in it.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check install
+unexport PYTHONPATH PYTHONHOME
+
+# torch comes first: the extension is compiled against the torch that is installed here (pyproject.toml has the bound).
+TORCH := $(shell sed -n 's/^ *"\(torch>=[^"]*\)",$$/\1/p' pyproject.toml)
+EXTENSION_SOURCES := setup.py pyproject.toml $(shell find csrc -type f -not -name '*.pyc')
+FORMATTED_SOURCES := $(filter %.cpp %.h %.cu %.cuh,$(EXTENSION_SOURCES))
+
+comma := ,
+
+.PHONY: help train test bench compare lint format clean
+.NOTPARALLEL:
+.DELETE_ON_ERROR:
+
+help:
+	@echo "make train    JoCoR against plain training on digits with half of the labels wrong: a table and curves"
+	@echo "make test     the test suite"
+	@echo "make bench    the loss by pytest-benchmark: benchmarks/results/bench_loss.json and .md"
+	@echo "make compare  the loss against its contenders, interleaved: benchmarks/results/loss_cpu.json and .md"
+	@echo "make lint     formatting, lint and types; make format repairs the formatting"
+	@echo "make clean    removes .venv and what was built"
+	@echo "PYTHON=python3.12 chooses the interpreter; FORCE_CPU=1, FORCE_CUDA=1, CUDA_HOME and MAX_JOBS reach the build."
+
+train: $(VENV)/.package
+	$(BIN)/jocor-fast reproduce digits
+
+test: $(VENV)/.test $(VENV)/.package
+	$(BIN)/python -m pytest tests
+
+bench: $(VENV)/.test $(VENV)/.package
+	$(BIN)/python -m pytest benchmarks --benchmark-only
+
+compare: $(VENV)/.package
+	$(BIN)/python benchmarks/compare.py
+
+lint: $(VENV)/.dev $(VENV)/.package
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/clang-format --dry-run -Werror $(FORMATTED_SOURCES)
+	$(BIN)/mypy
+
+format: $(VENV)/.dev
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+	$(BIN)/clang-format -i $(FORMATTED_SOURCES)
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info jocor_fast/_C.*.so jocor_fast/_build.json
+	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# The stamps. .torch: what the build imports; .package: the extension and the package, in place; .test and .dev: the same
+# with what the tests and the linters need on top, so that a first `make test` builds once. pip hides what setup.py
+# prints, so the decision is shown from the file in which the build keeps it.
+
+define INSTALL
+$(PIP) --quiet --no-build-isolation --editable '.$(1)'
+@$(BIN)/python -c 'import json; print("jocor_fast is built:", json.load(open("jocor_fast/_build.json")))'
+@touch $@ $(VENV)/.package
+endef
+
+$(VENV)/.torch: pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 10) or sys.exit("jocor_fast needs Python 3.10 or newer: make PYTHON=...")'
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) --quiet --upgrade pip "setuptools>=77" ninja
+	$(PIP) "$(TORCH)"
+	@touch $@
+
+$(VENV)/.test: pyproject.toml | $(VENV)/.torch
+	$(call INSTALL,[test$(comma)dali])
+
+$(VENV)/.dev: pyproject.toml | $(VENV)/.torch
+	$(call INSTALL,[dev])
+
+$(VENV)/.package: $(EXTENSION_SOURCES) | $(VENV)/.torch
+	$(call INSTALL,)

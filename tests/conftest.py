@@ -1,0 +1,50 @@
+"""What every test shares: threads, Hypothesis' settings, the `gpu` marker and the folder of data sets."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+os.environ.setdefault("MPLBACKEND", "Agg")
+
+import hypothesis
+import pytest
+import torch
+
+import jocor_fast as jf
+
+# Shapes vary from example to example, and a slow machine must not fail a test; in CI a run repeats exactly.
+hypothesis.settings.register_profile("local", deadline=None)
+hypothesis.settings.register_profile("ci", deadline=None, derandomize=True)
+hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "local")
+
+torch.set_num_threads(2)
+
+
+def _why_no_gpu_tests() -> str | None:
+    if not torch.cuda.is_available():
+        return "needs a CUDA GPU"
+    if jf.build_info()["cuda"] is None:
+        return f"needs a build with the CUDA part; this one has none: {jf.build_info()['reason']}"
+    return None
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    reason = _why_no_gpu_tests()
+    if reason is None:
+        return
+    for item in items:
+        if item.get_closest_marker("gpu") is not None:
+            item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.fixture(scope="session")
+def data_root() -> Path:
+    """The folder of data sets that JOCOR_FAST_DATA names; tests that need one skip where it is not there."""
+    named = os.environ.get("JOCOR_FAST_DATA")
+    if not named:
+        pytest.skip("JOCOR_FAST_DATA does not name a folder of data sets")
+    root = Path(named)
+    if not root.is_dir():
+        pytest.skip(f"JOCOR_FAST_DATA names {named}, which is not a folder")
+    return root

@@ -1,0 +1,292 @@
+"""The build: what it decides and why, how it fails, and what a source distribution holds (cases 39 and 40)."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import jocor_fast as jf
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "csrc"))
+from build_decision import BuildError, Decision, decide, find_compiler  # noqa: E402
+
+NVCC = """#!/bin/sh
+case "$1" in
+  --version) echo "Cuda compilation tools, release {release}, V{release}.88" ;;
+  --dryrun) echo '#$ _SPACE_= ' >&2; echo "#\\$ TOP=${{0%/*}}/.." >&2 ;;
+esac
+"""
+
+
+def executable(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    path.chmod(0o755)
+    return path
+
+
+def toolkit(home: Path, release: str = "13.0", runtime_library: str = "lib64/libcudart.so") -> Path:
+    """A folder that looks like a CUDA toolkit, with an nvcc that answers what the build asks."""
+    executable(home / "bin" / "nvcc", NVCC.format(release=release))
+    for file in (home / "include" / "cuda_runtime.h", home / runtime_library):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.touch()
+    return home
+
+
+def wrapper(folder: Path, home: Path) -> Path:
+    """A folder with an nvcc that only hands over to the toolkit's."""
+    return executable(folder / "nvcc", f'#!/bin/sh\nexec {home}/bin/nvcc "$@"\n').parent
+
+
+def decided(
+    *,
+    path: Path = Path("/nonexistent"),
+    torch_cuda: str | None = "13.0",
+    cuda_sources: tuple[str, ...] = ("csrc/cuda/kernels.cu",),
+    packages: Path = Path("/nonexistent"),
+    **environ: str,
+) -> Decision:
+    return decide(
+        environ={"PATH": str(path), **environ},
+        torch_version="2.11.0+cu130" if torch_cuda else "2.11.0+cpu",
+        torch_cuda=torch_cuda,
+        cuda_sources=cuda_sources,
+        package_folders=[str(packages)],
+    )
+
+
+def home_of(decision: Decision) -> Path:
+    assert decision.toolkit is not None, decision.reason
+    assert decision.reason is None
+    return decision.toolkit.home
+
+
+def test_nvcc_on_path_leads_to_its_toolkit(tmp_path: Path) -> None:
+    home = toolkit(tmp_path / "cuda")
+    decision = decided(path=home / "bin")
+    assert home_of(decision) == home
+    assert str(decision) == (f"building the CPU and CUDA parts: toolkit 13.0 in {home}, architectures 8.0 9.0 10.0+PTX")
+
+
+def test_a_wrapper_on_path_leads_to_the_toolkit_behind_it(tmp_path: Path) -> None:
+    home = toolkit(tmp_path / "opt" / "cuda-13.0")
+    # As in /usr/local: the folder above the wrapper has an include and a lib of its own, but no toolkit.
+    (tmp_path / "local" / "include").mkdir(parents=True)
+    assert home_of(decided(path=wrapper(tmp_path / "local" / "bin", home))) == home
+
+
+def test_a_toolkit_spread_over_usr_is_found_above_nvcc(tmp_path: Path) -> None:
+    behind = executable(tmp_path / "lib" / "cuda" / "bin" / "nvcc", NVCC.format(release="13.0")).parents[1]
+    usr = toolkit(tmp_path / "usr", runtime_library="lib/x86_64-linux-gnu/libcudart.so")
+    decision = decided(path=wrapper(usr / "bin", behind))
+    assert home_of(decision) == usr
+    assert decision.toolkit is not None
+    assert decision.toolkit.libraries == usr / "lib" / "x86_64-linux-gnu"
+
+
+@pytest.mark.parametrize("variable", ["CUDA_HOME", "CUDA_PATH"])
+def test_cuda_home_goes_before_nvcc_on_path(tmp_path: Path, variable: str) -> None:
+    named, on_path = toolkit(tmp_path / "named"), toolkit(tmp_path / "on_path")
+    assert home_of(decided(path=on_path / "bin", **{variable: str(named)})) == named
+
+
+def test_the_pip_packages_are_a_toolkit_whose_runtime_library_has_a_number(tmp_path: Path) -> None:
+    home = toolkit(tmp_path / "nvidia" / "cu13", runtime_library="lib/libcudart.so.13")
+    decision = decided(packages=tmp_path)
+    assert home_of(decision) == home
+    assert decision.toolkit is not None
+    assert decision.toolkit.cudart == ":libcudart.so.13"
+
+
+def test_a_toolkit_of_another_major_on_path_does_not_hide_the_right_one(tmp_path: Path) -> None:
+    other = toolkit(tmp_path / "cuda-12.8", release="12.8")
+    home = toolkit(tmp_path / "nvidia" / "cu13", runtime_library="lib/libcudart.so.13")
+    assert home_of(decided(path=other / "bin", packages=tmp_path)) == home
+
+
+def test_the_minor_versions_of_toolkit_and_torch_may_differ(tmp_path: Path) -> None:
+    decision = decided(path=toolkit(tmp_path / "cuda", release="13.2") / "bin", torch_cuda="13.0")
+    assert decision.toolkit is not None
+    assert decision.toolkit.release == "13.2"
+
+
+@pytest.mark.parametrize("missing", ["include/cuda_runtime.h", "lib64/libcudart.so", "bin/nvcc"])
+def test_half_a_toolkit_is_none(tmp_path: Path, missing: str) -> None:
+    home = toolkit(tmp_path / "cuda")
+    (home / missing).unlink()
+    assert decided(CUDA_HOME=str(home)).reason == (
+        f"CUDA_HOME={home} holds no whole toolkit (bin/nvcc, cuda_runtime.h, libcudart.so)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("listed", "architectures"),
+    [
+        ({}, ("8.0", "9.0", "10.0+PTX")),
+        ({"TORCH_CUDA_ARCH_LIST": ""}, ("8.0", "9.0", "10.0+PTX")),
+        ({"TORCH_CUDA_ARCH_LIST": "9.0 12.0+PTX"}, ("9.0", "12.0+PTX")),
+        ({"TORCH_CUDA_ARCH_LIST": "9.0a;10.0"}, ("9.0a", "10.0")),
+    ],
+)
+def test_architectures_are_torchs_list_or_the_default(
+    tmp_path: Path, listed: dict[str, str], architectures: tuple[str, ...]
+) -> None:
+    assert decided(path=toolkit(tmp_path / "cuda") / "bin", **listed).architectures == architectures
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"cuda_sources": ()}, "there are no CUDA sources in csrc/cuda"),
+        ({"torch_cuda": None}, "torch 2.11.0+cpu is not a CUDA build"),
+        ({"torch_cuda": "12.8"}, "torch is built for CUDA 12, and the toolkit found is 13.0 in "),
+        ({"path": Path("/nonexistent")}, "no CUDA 13 toolkit was found"),
+        ({"CUDA_HOME": "/nonexistent"}, "CUDA_HOME=/nonexistent holds no whole toolkit"),
+    ],
+)
+def test_without_cuda_the_reason_is_said_and_force_cuda_fails_with_it(
+    tmp_path: Path, change: dict[str, object], reason: str
+) -> None:
+    situation = {"path": toolkit(tmp_path / "cuda") / "bin", **change}
+    decision = decided(**situation)  # type: ignore[arg-type]
+    assert decision.toolkit is None
+    assert decision.architectures == ()
+    assert str(decision.reason).startswith(reason)
+    assert "\n" not in str(decision)
+    with pytest.raises(BuildError, match=f"FORCE_CUDA=1, but the CUDA part cannot be built: {re.escape(reason)}"):
+        decided(**situation, FORCE_CUDA="1")  # type: ignore[arg-type]
+
+
+def test_force_cpu_leaves_a_toolkit_unused(tmp_path: Path) -> None:
+    bin_folder = toolkit(tmp_path / "cuda") / "bin"
+    assert decided(path=bin_folder, FORCE_CPU="1").reason == "FORCE_CPU=1"
+    assert decided(path=bin_folder, FORCE_CPU="0", FORCE_CUDA="").toolkit is not None
+
+
+def test_switches_that_contradict_or_are_no_switch_are_refused() -> None:
+    with pytest.raises(BuildError, match="FORCE_CUDA=1 and FORCE_CPU=1 contradict each other"):
+        decided(FORCE_CUDA="1", FORCE_CPU="1")
+    with pytest.raises(BuildError, match="FORCE_CUDA is 'yes': accepted are 0 and 1"):
+        decided(FORCE_CUDA="yes")
+
+
+def test_a_compiler_that_cannot_compile_is_named_with_its_complaint(tmp_path: Path) -> None:
+    old = executable(tmp_path / "old-c++", "#!/bin/sh\necho \"error: unrecognized option '-std=c++20'\" >&2\nexit 1\n")
+    with pytest.raises(BuildError, match=r"old-c\+\+` says: error: unrecognized option"):
+        find_compiler({"PATH": "/nonexistent", "CXX": str(old)}, ["-std=c++20"], "/nonexistent")
+
+
+def run(*command: str, cwd: Path = ROOT, **environ: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *command], cwd=cwd, env={**os.environ, **environ}, capture_output=True, text=True, timeout=120
+    )
+
+
+def assert_ends_in_one_sentence(result: subprocess.CompletedProcess[str], beginning: str) -> None:
+    assert result.returncode == 1, result
+    assert result.stderr.startswith(beginning)
+    assert result.stderr.count("\n") == 1
+
+
+@pytest.fixture
+def without_torch(tmp_path: Path) -> str:
+    """A PYTHONPATH on which `import torch` fails."""
+    (tmp_path / "torch.py").write_text("raise ImportError(\"No module named 'torch'\")\n")
+    return str(tmp_path)
+
+
+def test_without_a_compiler_setup_ends_in_one_sentence() -> None:
+    result = run("setup.py", "build_ext", PATH="/nonexistent", CXX="")
+    assert_ends_in_one_sentence(result, "jocor_fast compiles C++ and found no compiler")
+
+
+@pytest.mark.skipif(shutil.which(os.environ.get("CXX", "c++")) is None, reason="needs the C++ compiler")
+def test_without_torch_setup_ends_in_one_sentence(without_torch: str) -> None:
+    result = run("setup.py", "build_ext", PYTHONPATH=without_torch)
+    assert_ends_in_one_sentence(result, "jocor_fast is compiled against the torch that will run it")
+    assert "pip install --no-build-isolation ." in result.stderr
+
+
+def test_a_source_distribution_holds_every_source_and_nothing_built(tmp_path: Path, without_torch: str) -> None:
+    tree = tmp_path / "tree"
+    tree.mkdir()
+    for name in ("setup.py", "pyproject.toml", "MANIFEST.in", "LICENSE"):
+        shutil.copy(ROOT / name, tree / name)
+    (tree / "README.md").touch()
+    for name in ("csrc", "jocor_fast"):
+        shutil.copytree(ROOT / name, tree / name, ignore=shutil.ignore_patterns("__pycache__"))
+    expected = {
+        str(path.relative_to(tree))
+        for path in tree.rglob("*")
+        if path.is_file() and path.suffix != ".so" and path.name != "_build.json"
+    }
+    planted = {"csrc/cuda/planted.cu", "csrc/cuda/planted.cuh", "csrc/cpu/planted.h", "csrc/cpu/planted.cpp"}
+    built = ("jocor_fast/_C.so", "jocor_fast/_build.json", "csrc/__pycache__/a.pyc", "jocor_fast/__pycache__/a.pyc")
+    for name in (*planted, *built):
+        (tree / name).parent.mkdir(exist_ok=True)
+        (tree / name).touch()
+
+    result = run("setup.py", "sdist", cwd=tree, PYTHONPATH=without_torch)
+    assert result.returncode == 0, result.stderr
+    (archive,) = (tree / "dist").glob("jocor_fast-*.tar.gz")
+    with tarfile.open(archive) as packed:
+        names = {member.name.split("/", 1)[1] for member in packed if member.isfile()}
+    added_by_packaging = {name for name in names if name.startswith("jocor_fast.egg-info/")} | {"PKG-INFO", "setup.cfg"}
+    assert names - added_by_packaging == expected | planted
+
+
+def test_build_info_says_what_this_build_is() -> None:
+    info = jf.build_info()
+    assert info["torch"] == torch.__version__
+    assert info["version"] == jf.__version__
+    assert info["compiler"]
+    assert (info["cuda"] is None) == (info["reason"] is not None) == (info["cuda_architectures"] == [])
+    assert info["cpu_instruction_sets"]
+
+
+def test_the_version_is_the_same_wherever_it_stands() -> None:
+    for file, line in (
+        ("pyproject.toml", f'version = "{jf.__version__}"'),
+        ("CITATION.cff", f"version: {jf.__version__}"),
+    ):
+        assert line in (ROOT / file).read_text().splitlines(), f"{file} does not say {line}"
+
+
+def test_import_with_another_torch_than_built_against_says_rebuild(tmp_path: Path) -> None:
+    package = shutil.copytree(Path(jf.__file__).parent, tmp_path / "jocor_fast")
+    build = json.loads((package / "_build.json").read_text())
+    importing = ("-c", "import jocor_fast; print(jocor_fast.__file__)")
+    unchanged = run(*importing, cwd=tmp_path, PYTHONPATH=str(tmp_path))
+    assert unchanged.stdout.strip() == str(package / "__init__.py"), unchanged.stderr
+
+    (package / "_build.json").write_text(json.dumps({**build, "torch": "2.10.0+cpu"}))
+    result = run(*importing, cwd=tmp_path, PYTHONPATH=str(tmp_path))
+    assert result.returncode == 1
+    last = result.stderr.strip().splitlines()[-1]
+    assert last.startswith("ImportError: ")
+    assert "2.10.0+cpu" in last
+    assert torch.__version__ in last
+    assert "rebuild" in last
+
+
+@pytest.mark.skipif(jf.build_info()["cuda"] is not None, reason="this build has its CUDA part")
+def test_cuda_tensors_on_a_build_without_cuda_are_one_sentence() -> None:
+    with FakeTensorMode():  # tensors on a device that need not be there
+        logits = torch.empty(4, 3, device="cuda")
+        target = torch.empty(4, dtype=torch.int64, device="cuda")
+        with pytest.raises(RuntimeError) as raised:
+            jf.jocor_loss(logits, logits, target, num_keep=2)
+    assert str(jf.build_info()["reason"]) in str(raised.value)
+    assert "\n" not in str(raised.value)
