@@ -92,6 +92,8 @@ def _num_keep(rows: int, forget_rate: float, rounding: str) -> int:
 
 def _smallest(losses: Tensor, num_keep: int | Tensor, eligible: Tensor | None) -> Tensor:
     """The first num_keep rows in the order of their losses; among equal losses the lower row comes first."""
+    if isinstance(num_keep, Tensor) and num_keep.device.type == "cpu":  # elsewhere the host does not wait for its value
+        num_keep = check_num_keep(int(num_keep), losses)
     candidates = losses.isfinite() if eligible is None else losses.isfinite() & eligible
     # Adding 0 turns -0 into +0: whether a sort takes them for equal differs between devices.
     order = torch.where(candidates, losses + 0.0, torch.inf).argsort(stable=True)

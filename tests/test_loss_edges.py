@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+
 from loss_cases import (
     FLOAT_TYPES,
     INTEGER_TYPES,
@@ -277,7 +278,7 @@ def test_labels_of_every_integer_type(loss, device, dtype):
 def test_ignore_index_is_compared_as_a_number_and_not_as_bits(loss, device, dtype, label, ignore_index):
     z1, z2, _ = random_logits(1, 70_000, device=device)
     target = torch.tensor([label], dtype=dtype, device=device)
-    if 0 <= label:
+    if label >= 0:
         assert loss.joint_loss(z1, z2, target, ignore_index=ignore_index).item() != 0
     elif device == "cpu":
         with pytest.raises(ValueError, match="target"):

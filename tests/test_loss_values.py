@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
+
 from loss_cases import (
     BROADCASTS,
     LAYOUTS,
