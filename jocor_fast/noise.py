@@ -24,7 +24,7 @@ _ROW_SUM_TOLERANCE = 1e-5
 
 def _cifar100_within_superclasses() -> dict[int, int]:
     """Each class turns into the next (by number) of its superclass, the last into the first."""
-    pairs = {}
+    pairs: dict[int, int] = {}
     for names in SUPERCLASSES.values():
         members = sorted(FINE_CLASSES.index(name) for name in names)
         pairs.update(zip(members, members[1:] + members[:1], strict=True))
@@ -39,6 +39,7 @@ _ASYMMETRIC_PAIRS: dict[str, tuple[int, dict[int, int]]] = {
     # The authors' code takes blocks of five consecutive numbers for superclasses, but the numbers are alphabetical.
     "cifar100-published": (100, {c: c // 5 * 5 + (c + 1) % 5 for c in range(100)}),
 }
+_ASYMMETRIC_BY_DATASET = {name: name for name in ("mnist", "cifar10", "cifar100")}
 
 
 def symmetric(num_classes: int, rate: float, *, include_true: bool = False) -> np.ndarray:
@@ -97,8 +98,7 @@ def asymmetric(dataset: str, rate: float) -> np.ndarray:
         raise TypeError(f"dataset must be a str, got {type(dataset).__name__}")
     if dataset not in _ASYMMETRIC_PAIRS:
         raise ValueError(
-            f"dataset must be one of {', '.join(_ASYMMETRIC_PAIRS)}, the data sets with known pairs for asymmetric noise, "
-            f"got {dataset!r}"
+            f"dataset must be one of {', '.join(_ASYMMETRIC_PAIRS)}, for which asymmetric noise is defined, got {dataset!r}"
         )
     num_classes, pairs = _ASYMMETRIC_PAIRS[dataset]
     return _flipping(num_classes, pairs, _checked_rate(rate))
@@ -129,13 +129,13 @@ def transition_matrix(kind: str, num_classes: int, rate: float, dataset: str | N
         return pairflip(num_classes, rate)
     if kind in ("symmetric", "symmetric-inclusive"):
         return symmetric(num_classes, rate, include_true=kind == "symmetric-inclusive")
-    known = ("cifar100",) if kind == "asymmetric-published" else ("mnist", "cifar10", "cifar100")
+    known = {"cifar100": "cifar100-published"} if kind == "asymmetric-published" else _ASYMMETRIC_BY_DATASET
     if dataset not in known:
         raise ValueError(
             f"noise (--noise) {kind} exists for {', '.join(known)} only, got the data set {dataset!r}; "
             "symmetric, pairflip or a matrix from a file (--noise-matrix) serve any"
         )
-    return asymmetric(dataset if kind == "asymmetric" else "cifar100-published", rate)
+    return asymmetric(known[dataset], rate)
 
 
 def read_transition(path: str | os.PathLike[str], num_classes: int) -> np.ndarray:
@@ -157,18 +157,16 @@ def check_transition(transition: Any, num_classes: int | None = None) -> np.ndar
 
     Raises:
         TypeError: not numbers.
-        ValueError: not [C, C] (of C = `num_classes` where given), an entry is negative or not finite, or a row does not sum
-            to 1 within 1e-5.
+        ValueError: not [C, C] (of C = `num_classes` where given), an entry is negative or not finite, or a row does not
+            sum to 1 within 1e-5.
     """
     matrix = np.asarray(transition)
     if matrix.dtype.kind not in "fiu":
         raise TypeError(f"transition must be an array of floats, got {matrix.dtype}")
-    if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1] or not matrix.size:
-        raise ValueError(f"transition must have shape [C, C], got {list(matrix.shape)}")
-    if num_classes is not None and len(matrix) != num_classes:
-        raise ValueError(
-            f"transition must have shape [{num_classes}, {num_classes}] for {num_classes} classes, got {list(matrix.shape)}"
-        )
+    wanted = "C" if num_classes is None else num_classes
+    square = matrix.ndim == 2 and matrix.shape[0] == matrix.shape[1] > 0
+    if not square or num_classes not in (None, len(matrix)):
+        raise ValueError(f"transition must have shape [{wanted}, {wanted}], got {list(matrix.shape)}")
     matrix = matrix.astype(np.float64)
     if not (np.isfinite(matrix) & (matrix >= 0)).all():
         raise ValueError("transition must hold finite probabilities of at least 0 only")
@@ -182,8 +180,8 @@ def check_transition(transition: Any, num_classes: int | None = None) -> np.ndar
 def corrupt(labels: Any, transition: Any, *, seed: int) -> np.ndarray:
     """Draw noisy labels: every sample flips once, from its clean label.
 
-    Sample n's uniform number u_n from `RandomState(seed).random_sample(N)`, a stream that NumPy keeps for ever, is looked up
-    in the cumulative row of its class. The labels hence depend on `seed` and the order of the data set alone, and no
+    Sample n's uniform number u_n from `RandomState(seed).random_sample(N)`, a stream that NumPy keeps for ever, is looked
+    up in the cumulative row of its class. The labels hence depend on `seed` and the order of the data set alone, and no
     global generator is touched.
 
     Args:
@@ -235,11 +233,10 @@ def realised_rate(clean_labels: np.ndarray, noisy_labels: np.ndarray) -> float:
     Raises:
         ValueError: the arrays differ in shape.
     """
-    if np.shape(clean_labels) != np.shape(noisy_labels):
-        raise ValueError(
-            f"noisy_labels must have the shape of clean_labels, got {np.shape(noisy_labels)} and {np.shape(clean_labels)}"
-        )
-    wrong = np.asarray(clean_labels) != np.asarray(noisy_labels)
+    clean, noisy = np.asarray(clean_labels), np.asarray(noisy_labels)
+    if clean.shape != noisy.shape:
+        raise ValueError(f"noisy_labels must have the shape of clean_labels, {clean.shape}, got {noisy.shape}")
+    wrong = clean != noisy
     return float(wrong.mean()) if wrong.size else 0.0
 
 

@@ -1,4 +1,4 @@
-"""What changes from epoch to epoch: the share of rows kept, the learning rate, Adam's β1; and how long each recipe trains.
+"""What changes from epoch to epoch: the share of rows kept, the learning rate, Adam's β1; and how long a recipe trains.
 
 Recipe "paper" follows the paper's text, recipe "published" the authors' code; paper and code differ in the ramp, the
 decay, β1, the number of epochs and of batches, and in how R·B is rounded. Every such difference stands here, once.
@@ -47,8 +47,8 @@ def keep_rate(epoch: int, *, forget_rate: float, ramp_epochs: int = 10, recipe: 
 def lr_factor(epoch: int, *, epochs: int = 200, decay_start: int = 80, recipe: str = "paper") -> float:
     """The factor on the learning rate in an epoch: 1, then falling on a line to 0.
 
-    Recipe "paper": 1 up to `decay_start`, then (epochs + 1 − t)/(epochs − decay_start), which still is 1 in the first epoch
-    after it. Recipe "published": 1 up to `decay_start`, then (epochs − t)/(epochs − decay_start).
+    Recipe "paper": 1 up to `decay_start`, then (epochs + 1 − t)/(epochs − decay_start), which still is 1 in the first
+    epoch after it. Recipe "published": 1 up to `decay_start`, then (epochs − t)/(epochs − decay_start).
 
     Args:
         epoch: t, int ≥ 1; past `decay_start` and the last epoch the factor is 0.

@@ -91,7 +91,7 @@ def read_pt(path: str | os.PathLike[str], key: str) -> Any:
 
 
 def array_constructor() -> Any:
-    """The function by which a pickle rebuilds an array; NumPy keeps it in a private module that was renamed in NumPy 2."""
+    """The function by which a pickle rebuilds an array: NumPy keeps it in a private module, which NumPy 2 renamed."""
     return np.empty(0).__reduce__()[0]
 
 

@@ -11,6 +11,21 @@ import torch
 _ACCEPTED = "whole numbers or strings"
 
 
+class LabelError(ValueError):
+    """A label that cannot be one.
+
+    Attributes:
+        problem: the sentence without the row.
+        row: index of the first such label.
+    """
+
+    def __init__(self, problem: str, row: int) -> None:
+        """Make the sentence: `problem` in row `row`."""
+        super().__init__(f"{problem} in row {row}")
+        self.problem = problem
+        self.row = row
+
+
 def label_values(labels: Any, name: str = "labels") -> np.ndarray:
     """Labels in one of two types, the values as they are.
 
@@ -23,7 +38,7 @@ def label_values(labels: Any, name: str = "labels") -> np.ndarray:
 
     Raises:
         TypeError: they are neither numbers nor strings; a bool is neither.
-        ValueError: another shape, a float that is not whole, a number that does not fit in 64 bits.
+        ValueError: another shape; as a LabelError: a float that is not whole, a number that does not fit in 64 bits.
     """
     array = _one_dimensional(labels, name)
     kind = array.dtype.kind
@@ -42,7 +57,7 @@ def label_values(labels: Any, name: str = "labels") -> np.ndarray:
     if kind == "f":
         return _whole(array, name)
     if kind == "u" and array.size and int(array.max()) >= 2**63:
-        raise ValueError(f"{name} must fit in 64 bits, got {array.max()}")
+        raise LabelError(f"{name} must fit in 64 bits, got {array.max()}", int(array.argmax()))
     if kind in "iu":
         return array.astype(np.int64, copy=False)
     raise TypeError(f"{name} must be {_ACCEPTED}, got {array.dtype}")
@@ -63,28 +78,26 @@ def class_numbers(
         int64 [N], each in 0 … C−1.
 
     Raises:
-        TypeError, ValueError: as for `label_values`; a label that is no class is a ValueError.
+        TypeError, ValueError: as for `label_values`; a label that is no class is a LabelError.
     """
     values = label_values(labels, name)
     if label_table is not None:
         return _looked_up(values, label_table, name)
     if values.dtype.kind == "U":
-        raise TypeError(
-            f"{name} must be whole numbers in 0 … {num_classes - 1}, got strings such as {str(values[0])!r}"
-        )
+        raise TypeError(f"{name} must be whole numbers in 0 … {num_classes - 1}, got strings like {str(values[0])!r}")
     wrong = (values < 0) | (values >= num_classes)
     if wrong.any():
         row = int(wrong.argmax())
-        raise ValueError(f"{name} must lie in 0 … {num_classes - 1}, got {values[row]} in row {row}")
+        raise LabelError(f"{name} must lie in 0 … {num_classes - 1}, got {values[row]}", row)
     return values
 
 
 def number_classes(*label_sets: Any, name: str = "labels") -> tuple[list[np.ndarray], tuple[str, ...] | None]:
     """Number the classes of a problem whose labels are all that is known of it.
 
-    All sets together (training, validation, test) define the classes, so that one may be absent from some of them. Where
-    the labels are 0 … C−1, each of which occurs, they stay as they are; strings and numbers with gaps, such as 0, 2, 5,
-    become 0 … C−1 in sorted order.
+    All sets together (training, validation, test) define the classes, so that one may be absent from some of them.
+    Where the labels are 0 … C−1, each of which occurs, they stay as they are; strings and numbers with gaps, such as
+    0, 2, 5, become 0 … C−1 in sorted order.
 
     Args:
         *label_sets: each as for `label_values`.
@@ -129,7 +142,8 @@ def _from_objects(array: np.ndarray, name: str) -> np.ndarray:
         try:
             return array.astype(np.int64)
         except OverflowError:
-            raise ValueError(f"{name} must fit in 64 bits, got {max(array, key=abs)}") from None
+            row = next(row for row, value in enumerate(array) if not -(2**63) <= value < 2**63)
+            raise LabelError(f"{name} must fit in 64 bits, got {array[row]}", row) from None
     names = " and ".join(sorted(kind.__name__ for kind in kinds))
     raise TypeError(f"{name} must be {_ACCEPTED}, got objects of type {names}")
 
@@ -138,17 +152,18 @@ def _whole(array: np.ndarray, name: str) -> np.ndarray:
     whole = (array == np.trunc(array)) & (np.abs(array) < 2.0**63)  # NaN is unequal to itself
     if not whole.all():
         row = int(whole.argmin())
-        raise ValueError(f"{name} must be {_ACCEPTED}, got {array[row]} in row {row}")
+        raise LabelError(f"{name} must be {_ACCEPTED}, got {array[row]}", row)
     return array.astype(np.int64)
 
 
 def _looked_up(values: np.ndarray, label_table: Sequence[str], name: str) -> np.ndarray:
     numbers = {label: number for number, label in enumerate(label_table)}
     found, positions = np.unique(values, return_inverse=True)
-    unknown = [str(label) for label in found if str(label) not in numbers]
-    if unknown:
-        raise ValueError(f"{name} must be among {_listed(label_table)}, got {unknown[0]!r}")
-    return np.array([numbers[str(label)] for label in found], np.int64)[positions]
+    mapped = np.array([numbers.get(str(label), -1) for label in found], np.int64)[positions]
+    if (mapped < 0).any():
+        row = int((mapped < 0).argmax())
+        raise LabelError(f"{name} must be among {_listed(label_table)}, got {str(values[row])!r}", row)
+    return mapped
 
 
 def _listed(labels: Sequence[str], most: int = 10) -> str:

@@ -8,15 +8,18 @@ import numpy as np
 
 
 class DataError(ValueError):
-    """A data set or a label file is absent, broken or of another kind: one sentence that names the file and the fault."""
+    """A data set or a label file is absent, broken or of another kind: one sentence names the file and the fault."""
 
 
 @dataclass(frozen=True)
 class Dataset:
     """A data set in memory, in the order of its files.
 
+    Parts that do not fit together (counts, shapes, number types) are a DataError when the object is made.
+
     Attributes:
         name: as it was asked for, such as "mnist" or "npz:scans.npz".
+        source: the folder or file that it was read from, for messages.
         train_inputs: [N, H, W] for gray images, [N, 3, H, W] for colour, [N, D] for features; C-contiguous; uint8, or
             float32 where an .npz file held floats.
         train_labels: int64 [N], the data set's own labels (the truth, as far as is known), 0 … C−1.
@@ -29,6 +32,7 @@ class Dataset:
     """
 
     name: str
+    source: str
     train_inputs: np.ndarray
     train_labels: np.ndarray
     num_classes: int
@@ -39,6 +43,24 @@ class Dataset:
     input_scale: float = 1 / 255
     label_table: tuple[str, ...] | None = None
     default_model: str = "mlp"
+
+    def __post_init__(self) -> None:
+        for part in ("train", "test", "val"):
+            inputs, labels = getattr(self, f"{part}_inputs"), getattr(self, f"{part}_labels")
+            if inputs is None and labels is None:
+                continue
+            if inputs is None or labels is None:
+                raise DataError(f"{self.source} has {part} {'labels' if inputs is None else 'images'} only")
+            if len(inputs) != len(labels) or not len(inputs):
+                raise DataError(
+                    f"{self.source} must have as many {part} labels as images, and at least one, "
+                    f"got {len(inputs)} images and {len(labels)} labels"
+                )
+            if inputs.shape[1:] != self.input_shape or inputs.dtype != self.train_inputs.dtype:
+                raise DataError(
+                    f"{self.source} must have {part} images like its train images, {self.input_shape} of "
+                    f"{self.train_inputs.dtype}, got {inputs.shape[1:]} of {inputs.dtype}"
+                )
 
     @property
     def input_shape(self) -> tuple[int, ...]:

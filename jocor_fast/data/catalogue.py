@@ -1,0 +1,53 @@
+"""The data sets by name, and where they are looked for."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from jocor_fast.data.cifar import CIFAR_LAYOUTS, load_cifar
+from jocor_fast.data.dataset import DataError, Dataset
+from jocor_fast.data.digits import load_digits
+from jocor_fast.data.idx import IDX_SITES, load_idx_dataset
+from jocor_fast.data.npz import load_npz_dataset
+
+DATASETS = ("digits", *IDX_SITES, *CIFAR_LAYOUTS)
+ROOT_VARIABLE = "JOCOR_FAST_DATA"
+NPZ_PREFIX = "npz:"
+
+
+def default_root() -> Path:
+    """The folder of data sets where none is given: $JOCOR_FAST_DATA, else ~/.cache/jocor_fast."""
+    return Path(os.environ.get(ROOT_VARIABLE) or "~/.cache/jocor_fast").expanduser()
+
+
+def load_dataset(
+    name: str, root: str | os.PathLike[str] | None = None, *, announce: Callable[[str], None] | None = None
+) -> Dataset:
+    """Load a data set into memory.
+
+    Args:
+        name: "digits" (embedded), "mnist", "fashion-mnist", "cifar10", "cifar100", or "npz:FILE".
+        root: the folder of data sets (`--data-root`), default `default_root()`: NAME is looked for in root/NAME, then
+            in root itself. MNIST and Fashion-MNIST are downloaded into root/NAME where they are in neither.
+        announce: called with a sentence before each download.
+
+    Raises:
+        TypeError: `name` is not a str.
+        DataError (a ValueError): the name is unknown, or the data set is absent or broken; one sentence names the file,
+            the fault and, for what is absent, where to get it.
+    """
+    if not isinstance(name, str):
+        raise TypeError(f"dataset must be a str, got {type(name).__name__}")
+    if name == "digits":
+        return load_digits()
+    if name.startswith(NPZ_PREFIX):
+        return load_npz_dataset(Path(name.removeprefix(NPZ_PREFIX)).expanduser(), name=name)
+    base = default_root() if root is None else Path(root).expanduser()
+    folders = (base / name, base)
+    if name in IDX_SITES:
+        return load_idx_dataset(name, folders, announce)
+    if name in CIFAR_LAYOUTS:
+        return load_cifar(name, folders)
+    raise DataError(f"dataset must be one of {', '.join(DATASETS)} or npz:FILE, got {name!r}")

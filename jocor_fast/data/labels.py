@@ -1,0 +1,181 @@
+"""Files of labels (`--labels`, `--clean-labels`): .npy, .npz:KEY, .pt:KEY, .csv."""
+
+from __future__ import annotations
+
+import csv
+import os
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jocor_fast.data.arrays import NpzArchive, read_npy, read_pt, reading
+from jocor_fast.data.classes import LabelError, class_numbers
+from jocor_fast.data.dataset import DataError
+
+_FORMS = "FILE.npy, FILE.npz:KEY, FILE.pt:KEY or FILE.csv"
+_MOST_MISMATCHES_PER_1000 = 1  # a clean label that differs from the data set's own in more rows is of another order
+
+
+@dataclass(frozen=True)
+class Labels:
+    """Labels from files, in data-set order.
+
+    Attributes:
+        noisy: int64 [N], what is trained on.
+        clean: int64 [N], the truth, or None where no file says.
+    """
+
+    noisy: np.ndarray
+    clean: np.ndarray | None = None
+
+
+@dataclass(frozen=True)
+class _Column:
+    """Labels as they stand in a file."""
+
+    source: str
+    values: Any
+    lines: Sequence[int] | None = None  # of a .csv: the line that each comes from
+
+
+def read_labels(
+    spec: str,
+    dataset_labels: np.ndarray,
+    num_classes: int,
+    *,
+    clean_spec: str | None = None,
+    label_table: Sequence[str] | None = None,
+) -> Labels:
+    """Read the labels to train on, and the clean ones if they are there.
+
+    A .csv has a header id,label or id,label,clean, and each id of 0 … N−1 once, in any order. The other forms hold an
+    array [N] or [N, 1] in data-set order.
+
+    Args:
+        spec: FILE.npy, FILE.npz:KEY, FILE.pt:KEY or FILE.csv.
+        dataset_labels: int64 [N], the data set's own labels; clean labels must equal them in 99.9 % of the rows.
+        num_classes: C.
+        clean_spec: a file of clean labels, in the same forms (of a .csv its clean column, else its label column).
+        label_table: the data set's `label_table`: where there is one, the files hold the original labels.
+
+    Raises:
+        TypeError: a spec is not a str or a path.
+        DataError: a file is absent, broken, of another length or order, or holds what is no label; or there are two
+            sources of clean labels.
+    """
+    noisy, clean = _read_columns(spec, len(dataset_labels))
+    if clean_spec is not None:
+        if clean is not None:
+            raise DataError(f"{spec} has a clean column already, so that clean labels from {clean_spec} are too many")
+        label_column, clean_column = _read_columns(clean_spec, len(dataset_labels))
+        clean = clean_column or label_column
+    if clean is None:
+        return Labels(_as_numbers(noisy, dataset_labels, num_classes, label_table))
+    clean_numbers = _as_numbers(clean, dataset_labels, num_classes, label_table)
+    _check_order(clean_numbers, dataset_labels, clean.source)
+    return Labels(_as_numbers(noisy, dataset_labels, num_classes, label_table), clean_numbers)
+
+
+def _as_numbers(
+    column: _Column, dataset_labels: np.ndarray, num_classes: int, label_table: Sequence[str] | None
+) -> np.ndarray:
+    try:
+        values = column.values if column.lines is None else _parsed(column.values, label_table)
+        numbers = class_numbers(values, num_classes, label_table=label_table)
+    except LabelError as error:
+        at_line = f", line {column.lines[error.row]}: {error.problem}" if column.lines else f": {error}"
+        raise DataError(f"{column.source}{at_line}") from None
+    except (TypeError, ValueError) as error:
+        raise DataError(f"{column.source}: {error}") from None
+    if len(numbers) != len(dataset_labels):
+        raise DataError(f"{column.source} holds {len(numbers)} labels, the data set has {len(dataset_labels)} samples")
+    return numbers
+
+
+def _parsed(texts: Sequence[str], label_table: Sequence[str] | None) -> Sequence[Any]:
+    """The cells of a .csv as numbers, if all are, or if they have to be; whole floats such as 3.0 are numbers too."""
+    if label_table is not None and set(texts) <= set(label_table):
+        return texts
+    numbers = [_number(text) for text in texts]
+    if None not in numbers:
+        return numbers
+    if label_table is not None:
+        return texts
+    row = numbers.index(None)
+    raise LabelError(f"labels must be whole numbers, got {texts[row]!r}", row)
+
+
+def _number(text: str) -> float | None:
+    try:
+        return int(text)
+    except ValueError:
+        pass
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+def _check_order(clean: np.ndarray, dataset_labels: np.ndarray, source: str) -> None:
+    mismatches = int((clean != dataset_labels).sum())
+    if 1000 * mismatches > _MOST_MISMATCHES_PER_1000 * len(clean):
+        raise DataError(
+            f"{source}: its clean labels differ from the data set's own in {mismatches} of {len(clean)} rows, more "
+            "than 0.1 %, so that they seem to be in another order"
+        )
+
+
+def _read_columns(spec: str, num_samples: int) -> tuple[_Column, _Column | None]:
+    """The labels, and the clean ones where the file has them too."""
+    spec = os.fspath(spec)
+    with_key = re.fullmatch(r"(?P<file>.+\.(?P<type>npz|pt)):(?P<key>[^:]+)", spec, flags=re.DOTALL)
+    if with_key:
+        path, key = Path(with_key["file"]).expanduser(), with_key["key"]
+        if with_key["type"] == "pt":
+            return _Column(spec, read_pt(path, key)), None
+        with NpzArchive(path) as archive:
+            return _Column(spec, archive.read(key)), None
+    path = Path(spec).expanduser()
+    if path.suffix == ".npy":
+        return _Column(spec, read_npy(path)), None
+    if path.suffix == ".csv":
+        return _read_csv(path, num_samples)
+    raise DataError(f"labels must be given as {_FORMS}, got {spec!r}")
+
+
+def _read_csv(path: Path, num_samples: int) -> tuple[_Column, _Column | None]:
+    rows = _csv_rows(path)
+    _, header = next(rows, (1, []))
+    names = [name.strip() for name in header]
+    if sorted(names) not in (["id", "label"], ["clean", "id", "label"]):
+        raise DataError(f"{path}, line 1: the header must be id,label or id,label,clean, got {','.join(header)!r}")
+    cells: list[list[str]] = [[]] * num_samples
+    lines = [0] * num_samples
+    for line, row in rows:
+        if len(row) != len(names):
+            raise DataError(f"{path}, line {line}: there must be {len(names)} cells, got {len(row)}")
+        text = row[names.index("id")].strip()
+        number = int(text) if text.isdecimal() and len(text) < 20 else -1
+        if not 0 <= number < num_samples:
+            raise DataError(f"{path}, line {line}: the id must lie in 0 … {num_samples - 1}, got {text!r}")
+        if lines[number]:
+            raise DataError(f"{path}, line {line}: the id {number} stands in line {lines[number]} already")
+        cells[number], lines[number] = row, line
+    if 0 in lines:
+        raise DataError(f"{path} must hold each id of 0 … {num_samples - 1} once, but {lines.index(0)} is missing")
+    columns = {name: _Column(str(path), [row[i] for row in cells], lines) for i, name in enumerate(names)}
+    return columns["label"], columns.get("clean")
+
+
+def _csv_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
+    """The rows that are not blank, each with the number of its line."""
+    with reading(path, "a .csv file in UTF-8"), open(path, newline="", encoding="utf-8-sig") as file:
+        rows = csv.reader(file, strict=True)
+        try:
+            yield from ((rows.line_num, row) for row in rows if row)
+        except csv.Error as error:
+            raise DataError(f"{path}, line {rows.line_num}: {error}") from None

@@ -1,0 +1,105 @@
+"""Data sets in one .npz archive, under the names that Keras or MedMNIST use."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from jocor_fast.data.arrays import NpzArchive
+from jocor_fast.data.classes import class_numbers, number_classes
+from jocor_fast.data.dataset import DataError, Dataset
+
+# part -> (inputs, labels)
+_KERAS_KEYS = {part: (f"x_{part}", f"y_{part}") for part in ("train", "test", "val")}
+_MEDMNIST_KEYS = {part: (f"{part}_images", f"{part}_labels") for part in ("train", "test", "val")}
+
+_Parts = dict[str, tuple[np.ndarray, np.ndarray]]
+
+
+def load_npz_dataset(path: Path, *, name: str, num_classes: int | None = None, default_model: str = "mlp") -> Dataset:
+    """Load `x_train`, `y_train` (Keras) or `train_images`, `train_labels` (MedMNIST), and the test and val parts likewise.
+
+    Inputs are gray images [N, H, W] or [N, H, W, 1], colour images [N, H, W, 3] or [N, 3, H, W], or features [N, D];
+    uint8, other integers in 0 … 255, or finite floats (taken as they are). Only the training part must be there.
+
+    Args:
+        path: the archive.
+        name: the name of the data set.
+        num_classes: C, where it is known: labels must be 0 … C−1, and some may be absent. Otherwise the labels of all
+            parts together define the classes; strings and gaps are mapped (`label_table`).
+        default_model: the network for this data where none is asked for.
+
+    Raises:
+        DataError: the file is absent or broken, an array is missing, or of another kind.
+    """
+    parts = _read_parts(path)
+    label_table = None
+    try:
+        if num_classes is None:
+            numbered, label_table = number_classes(*(labels for _, labels in parts.values()))
+            num_classes = len(label_table or ()) or 1 + max(int(labels.max(initial=0)) for labels in numbered)
+        else:
+            numbered = [class_numbers(labels, num_classes) for _, labels in parts.values()]
+    except (TypeError, ValueError) as error:
+        raise DataError(f"{path}: {error}") from None
+    fields = {}
+    for (part, (inputs, _)), labels in zip(parts.items(), numbered, strict=True):
+        fields[f"{part}_inputs"], fields[f"{part}_labels"] = inputs, labels
+    return Dataset(
+        name=name,
+        source=str(path),
+        num_classes=num_classes,
+        input_scale=1 / 255 if parts["train"][0].dtype == np.uint8 else 1.0,
+        label_table=label_table,
+        default_model=default_model,
+        **fields,
+    )
+
+
+def _read_parts(path: Path) -> _Parts:
+    with NpzArchive(path) as archive:
+        names = next((names for names in (_KERAS_KEYS, _MEDMNIST_KEYS) if names["train"][0] in archive.keys), None)
+        if names is None:
+            raise DataError(
+                f"{path} must hold x_train and y_train, or train_images and train_labels, "
+                f"got {', '.join(archive.keys) or 'nothing'}"
+            )
+        parts = {}
+        for part, (inputs, labels) in names.items():
+            if part == "train" or inputs in archive.keys or labels in archive.keys:
+                parts[part] = (_as_inputs(archive.read(inputs), f"{path}: {inputs}"), archive.read(labels))
+        return parts
+
+
+def _as_inputs(array: np.ndarray, name: str) -> np.ndarray:
+    return np.ascontiguousarray(_channels_first(_as_pixels(array, name), name))
+
+
+def _as_pixels(array: np.ndarray, name: str) -> np.ndarray:
+    """The same array as uint8, or as float32 where it holds floats."""
+    if array.dtype == np.uint8:
+        return array
+    if array.dtype.kind in "iu" and (not array.size or (array.min() >= 0 and array.max() <= 255)):
+        return array.astype(np.uint8)
+    if array.dtype.kind == "f":
+        with np.errstate(over="ignore"):
+            values = array.astype(np.float32, copy=False)
+        if np.isfinite(values).all():
+            return values
+        raise DataError(f"{name} must be finite in float32, and is not")
+    got = f"{array.dtype} from {array.min()} to {array.max()}" if array.dtype.kind in "iu" else str(array.dtype)
+    raise DataError(f"{name} must be whole numbers in 0 … 255 or floats, got {got}")
+
+
+def _channels_first(array: np.ndarray, name: str) -> np.ndarray:
+    """[N, D], [N, H, W] or [N, 3, H, W]; where both ends of an image could be the channels, the last one is."""
+    if array.ndim in (2, 3):
+        return array
+    if array.ndim == 4 and array.shape[-1] in (1, 3):
+        return array[..., 0] if array.shape[-1] == 1 else array.transpose(0, 3, 1, 2)
+    if array.ndim == 4 and array.shape[1] in (1, 3):
+        return array[:, 0] if array.shape[1] == 1 else array
+    raise DataError(
+        f"{name} must have shape [N, H, W], [N, H, W, 1 or 3], [N, 1 or 3, H, W] or [N, D], got {list(array.shape)}"
+    )
