@@ -34,7 +34,8 @@ test: $(VENV)/.test $(VENV)/.package
 	$(BIN)/python -m pytest tests
 
 bench: $(VENV)/.test $(VENV)/.package
-	$(BIN)/python -m pytest benchmarks --benchmark-only
+	@mkdir -p benchmarks/results
+	$(BIN)/python -m pytest benchmarks --benchmark-only --benchmark-warmup=on --benchmark-json=benchmarks/results/bench_loss.json
 
 compare: $(VENV)/.package
 	$(BIN)/python benchmarks/compare.py

@@ -36,8 +36,8 @@ def extension_and_command() -> tuple[Extension, type]:
         import torch
     except (ImportError, OSError) as error:
         raise BuildError(
-            "jocor_fast is compiled against the torch that will run it, and this build cannot import torch "
-            f"({error}): install torch first, then run `pip install --no-build-isolation .`"
+            f"jocor_fast is compiled against the torch that will run it, and this build cannot import torch ({error}): "
+            "install torch, then run `pip install --no-build-isolation .` (without that option pip hides torch)."
         ) from None
     if [int(number) for number in torch.__version__.split(".")[:2]] < [2, 11]:
         raise BuildError(f"jocor_fast needs torch 2.11 or newer, and this build found torch {torch.__version__}.")
