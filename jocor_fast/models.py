@@ -1,7 +1,7 @@
 """The networks: the paper's MLP and 7-layer CNN, and any torchvision classifier by name.
 
-Weights start as PyTorch (or torchvision) draws them from the global generator. The two networks of a method are built one
-after the other under one seed, and so differ in every convolution and linear weight.
+Weights start as PyTorch (or torchvision) draws them from the global generator. The two networks of a method are built
+one after the other under one seed, and so differ in every convolution and linear weight.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ def mlp(in_features: int, num_classes: int, hidden: int = 256) -> nn.Sequential:
 def cnn(num_classes: int, *, in_channels: int = 3, image_size: tuple[int, int] = (32, 32)) -> nn.Sequential:
     """The paper's 7-layer network for CIFAR: 518,150 parameters at C = 10, 541,280 at C = 100.
 
-    Three blocks of [3×3 convolution, BatchNorm, ReLU] twice and 2×2 max-pooling, of 64, 64, 128, 128, 196 and 16 channels,
-    then a dense layer.
+    Three blocks of [3×3 convolution, BatchNorm, ReLU] twice and 2×2 max-pooling, of 64, 64, 128, 128, 196 and 16
+    channels, then a dense layer.
 
     Args:
         num_classes: C.
@@ -87,7 +87,7 @@ class GrayToRGB(nn.Module):
 def build_model(name: str, input_shape: Sequence[int], num_classes: int) -> nn.Module:
     """A network by name, for samples of a shape.
 
-    The cnn takes gray images as one channel. torchvision's classifiers take three: a gray image is repeated in all three.
+    The cnn takes gray images as one channel. torchvision's classifiers take three: a gray image is repeated in each.
     Their weights are drawn anew, never downloaded.
 
     Args:
@@ -112,9 +112,7 @@ def build_model(name: str, input_shape: Sequence[int], num_classes: int) -> nn.M
         return mlp(torch.Size(shape).numel(), num_classes)
     classifiers = None if name == "cnn" else _torchvision_models(name)
     if len(shape) not in (2, 3):
-        raise ValueError(
-            f"model {name!r} takes images [H, W] or [C, H, W], got samples of shape {shape}; the mlp takes any"
-        )
+        raise ValueError(f"model {name!r} takes images [H, W] or [C, H, W], got samples of shape {shape}")
     if classifiers is not None:
         return _torchvision_classifier(classifiers, name, shape, num_classes)
     if len(shape) == 2:
@@ -169,9 +167,8 @@ def _redraw_constant_weights(network: nn.Module) -> None:
     The vision transformers' heads start at zero.
     """
     for layer in network.modules():
-        if isinstance(layer, (nn.Linear, nn.Conv2d)) and layer.weight.numel() > 1:
-            if bool((layer.weight == layer.weight.flatten()[0]).all()):
-                layer.reset_parameters()
+        if isinstance(layer, (nn.Linear, nn.Conv2d)) and bool((layer.weight == layer.weight.flatten()[0]).all()):
+            layer.reset_parameters()
 
 
 def _try_out(network: nn.Module, shape: tuple[int, ...]) -> None:

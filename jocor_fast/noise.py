@@ -98,7 +98,8 @@ def asymmetric(dataset: str, rate: float) -> np.ndarray:
         raise TypeError(f"dataset must be a str, got {type(dataset).__name__}")
     if dataset not in _ASYMMETRIC_PAIRS:
         raise ValueError(
-            f"dataset must be one of {', '.join(_ASYMMETRIC_PAIRS)}, for which asymmetric noise is defined, got {dataset!r}"
+            f"dataset must be one of {', '.join(_ASYMMETRIC_PAIRS)} (asymmetric noise is defined for these), "
+            f"got {dataset!r}"
         )
     num_classes, pairs = _ASYMMETRIC_PAIRS[dataset]
     return _flipping(num_classes, pairs, _checked_rate(rate))
@@ -180,8 +181,8 @@ def check_transition(transition: Any, num_classes: int | None = None) -> np.ndar
 def corrupt(labels: Any, transition: Any, *, seed: int) -> np.ndarray:
     """Draw noisy labels: every sample flips once, from its clean label.
 
-    Sample n's uniform number u_n from `RandomState(seed).random_sample(N)`, a stream that NumPy keeps for ever, is looked
-    up in the cumulative row of its class. The labels hence depend on `seed` and the order of the data set alone, and no
+    Sample n's number u_n of `RandomState(seed).random_sample(N)`, a stream that NumPy keeps for ever, is looked up in
+    the cumulative row of its class. The labels hence depend on `seed` and the order of the data set alone, and no
     global generator is touched.
 
     Args:

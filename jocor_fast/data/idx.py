@@ -67,19 +67,13 @@ def load_idx_dataset(name: str, folders: Sequence[Path], announce: Callable[[str
     if paths is None:
         paths = _downloaded(name, folders, announce)
     arrays = [read_idx(paths[stem], 3 if "images" in stem else 1) for stem in _STEMS]
-    labels = []
-    for stem, values in ((_STEMS[1], arrays[1]), (_STEMS[3], arrays[3])):
-        try:
-            labels.append(class_numbers(values, _NUM_CLASSES))
-        except ValueError as error:
-            raise DataError(f"{paths[stem]}: {error}") from None
     return Dataset(
         name=name,
         source=str(paths[_STEMS[0]].parent),
         train_inputs=arrays[0],
-        train_labels=labels[0],
+        train_labels=_as_labels(arrays[1], paths[_STEMS[1]]),
         test_inputs=arrays[2],
-        test_labels=labels[1],
+        test_labels=_as_labels(arrays[3], paths[_STEMS[3]]),
         num_classes=_NUM_CLASSES,
     )
 
@@ -108,9 +102,16 @@ def read_idx(path: Path, num_dimensions: int) -> np.ndarray:
     return np.frombuffer(content, np.uint8, offset=header).reshape(shape).copy()  # a copy can be written to
 
 
+def _as_labels(values: np.ndarray, path: Path) -> np.ndarray:
+    try:
+        return class_numbers(values, _NUM_CLASSES)
+    except ValueError as error:
+        raise DataError(f"{path}: {error}") from None
+
+
 def _found(folder: Path) -> dict[str, Path]:
     """The files of the set that lie in a folder, by stem; a plain file goes before a gzip one."""
-    found = {}
+    found: dict[str, Path] = {}
     for stem in _STEMS:
         for path in (folder / stem, folder / f"{stem}.gz"):
             if path.is_file():

@@ -18,7 +18,7 @@ _Parts = dict[str, tuple[np.ndarray, np.ndarray]]
 
 
 def load_npz_dataset(path: Path, *, name: str, num_classes: int | None = None, default_model: str = "mlp") -> Dataset:
-    """Load `x_train`, `y_train` (Keras) or `train_images`, `train_labels` (MedMNIST), and the test and val parts likewise.
+    """Load `x_train`, `y_train` (Keras) or `train_images`, `train_labels` (MedMNIST); test and val parts likewise.
 
     Inputs are gray images [N, H, W] or [N, H, W, 1], colour images [N, H, W, 3] or [N, 3, H, W], or features [N, D];
     uint8, other integers in 0 … 255, or finite floats (taken as they are). Only the training part must be there.
