@@ -14,7 +14,7 @@ import numpy as np
 from jocor_fast.arguments import as_integer, as_real
 from jocor_fast.data.arrays import read_npy
 from jocor_fast.data.cifar100_classes import FINE_CLASSES, SUPERCLASSES
-from jocor_fast.data.classes import class_numbers
+from jocor_fast.data.classes import as_array, class_numbers
 from jocor_fast.data.dataset import DataError
 
 NOISE_KINDS = ("symmetric", "symmetric-inclusive", "pairflip", "asymmetric", "asymmetric-published", "clean")
@@ -161,7 +161,7 @@ def check_transition(transition: Any, num_classes: int | None = None) -> np.ndar
         ValueError: not [C, C] (of C = `num_classes` where given), an entry is negative or not finite, or a row does not
             sum to 1 within 1e-5.
     """
-    matrix = np.asarray(transition)
+    matrix = as_array(transition, "transition")
     if matrix.dtype.kind not in "fiu":
         raise TypeError(f"transition must be an array of floats, got {matrix.dtype}")
     wanted = "C" if num_classes is None else num_classes

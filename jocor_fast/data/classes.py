@@ -118,14 +118,19 @@ def number_classes(*label_sets: Any, name: str = "labels") -> tuple[list[np.ndar
     return numbered, tuple(str(label) for label in classes)
 
 
-def _one_dimensional(labels: Any, name: str) -> np.ndarray:
-    if isinstance(labels, torch.Tensor):
-        labels = labels.detach().cpu()
-        labels = labels.double() if labels.is_floating_point() else labels
+def as_array(values: Any, name: str) -> np.ndarray:
+    """Any array-like or tensor as an array; ValueError for a ragged list."""
+    if isinstance(values, torch.Tensor):
+        values = values.detach().cpu()
+        values = values.double() if values.is_floating_point() else values  # NumPy has no bfloat16
     try:
-        array = np.asarray(labels)
-    except ValueError:  # a ragged list
-        raise ValueError(f"{name} must have shape (N,) or (N, 1), got a list of lists of different lengths") from None
+        return np.asarray(values)
+    except ValueError:
+        raise ValueError(f"{name} must have one shape, got lists of different lengths") from None
+
+
+def _one_dimensional(labels: Any, name: str) -> np.ndarray:
+    array = as_array(labels, name)
     if array.ndim == 2 and array.shape[1] == 1:
         array = array[:, 0]
     if array.ndim != 1:
@@ -149,11 +154,12 @@ def _from_objects(array: np.ndarray, name: str) -> np.ndarray:
 
 
 def _whole(array: np.ndarray, name: str) -> np.ndarray:
-    whole = (array == np.trunc(array)) & (np.abs(array) < 2.0**63)  # NaN is unequal to itself
+    values = array.astype(np.float64)
+    whole = (values == np.trunc(values)) & (np.abs(values) < 2.0**63)  # NaN is unequal to itself
     if not whole.all():
         row = int(whole.argmin())
         raise LabelError(f"{name} must be {_ACCEPTED}, got {array[row]}", row)
-    return array.astype(np.int64)
+    return values.astype(np.int64)
 
 
 def _looked_up(values: np.ndarray, label_table: Sequence[str], name: str) -> np.ndarray:
