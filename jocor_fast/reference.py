@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from .arguments import (
     check_batch_size,
@@ -114,9 +113,9 @@ def _joint_loss(
     eligible = torch.ones_like(labels, dtype=torch.bool) if ignore_index is None else labels != ignore_index
     valid = eligible & (labels >= 0) & (labels < classes)
     if labels.device.type == "cpu" and not torch.equal(valid, eligible):
-        label = labels[eligible & ~valid][0].item()
-        raise ValueError(f"target must hold labels from 0 to {classes - 1} or ignore_index, got {label}")
-    losses: Tensor = _JointLoss.apply(logits1, logits2, torch.where(valid, labels, 0), valid, co_lambda)
+        row = int((eligible & ~valid).nonzero()[0])
+        raise ValueError(f"target[{row}] is {labels[row]}; a label in [0, {classes}) or ignore_index is accepted")
+    losses: Tensor = _JointLoss.apply(logits1, logits2, target, valid, co_lambda)
     # Where the host is not to wait for the device, an invalid label is a loss that is never selected.
     return torch.where(eligible & ~valid, torch.nan, losses), eligible
 
@@ -130,30 +129,30 @@ class _JointLoss(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, logits1: Tensor, logits2: Tensor, labels: Tensor, valid: Tensor, co_lambda: float) -> Tensor:
+    def forward(ctx: Any, logits1: Tensor, logits2: Tensor, target: Tensor, valid: Tensor, co_lambda: float) -> Tensor:
         log_p, log_q, p, q = _log_probabilities_and_probabilities(logits1, logits2)
-        losses = log_p.new_zeros(len(labels))
+        losses = log_p.new_zeros(len(target))
         if co_lambda != 1:  # a term without weight is not evaluated: it may be infinite
-            log_likelihood = log_p.gather(1, labels[:, None]) + log_q.gather(1, labels[:, None])
-            losses = losses - (1 - co_lambda) * log_likelihood[:, 0]
+            label = _column_of_labels(target, valid)
+            losses = losses - (1 - co_lambda) * (log_p.gather(1, label) + log_q.gather(1, label))[:, 0]
         if co_lambda != 0:
             # KL(p‖q) + KL(q‖p) as one sum of terms >= 0, so that nothing cancels where the networks nearly agree
             absent = (p == 0) & (q == 0)
             losses = losses + co_lambda * torch.where(absent, 0, (p - q) * (log_p - log_q)).sum(1)
         losses = torch.where(valid, losses, 0)
-        ctx.save_for_backward(logits1, logits2, labels, valid & losses.isfinite())
+        ctx.save_for_backward(logits1, logits2, target, valid, losses.isfinite())
         ctx.co_lambda = co_lambda
         return losses
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad_losses: Tensor) -> tuple[Tensor | None, ...]:
-        logits1, logits2, labels, trains = ctx.saved_tensors
+        logits1, logits2, target, valid, finite = ctx.saved_tensors
         log_p, log_q, p, q = _log_probabilities_and_probabilities(logits1, logits2)
-        trains = (trains & (grad_losses != 0))[:, None]
+        label = _column_of_labels(target, valid)
+        trains = (valid & finite & (grad_losses != 0))[:, None]
 
         def gradient(p: Tensor, q: Tensor, log_ratio: Tensor) -> Tensor:
-            supervised = p.scatter_add(1, labels[:, None], -torch.ones_like(p[:, :1]))
+            supervised = p.scatter_add(1, label, -torch.ones_like(p[:, :1]))  # p_j - [j = y]
             per_row = (1 - ctx.co_lambda) * supervised
             if ctx.co_lambda != 0:
                 kl = torch.where(p == 0, 0, p * log_ratio).sum(1, keepdim=True)
@@ -164,6 +163,11 @@ class _JointLoss(torch.autograd.Function):
         grad1 = gradient(p, q, log_p - log_q) if ctx.needs_input_grad[0] else None
         grad2 = gradient(q, p, log_q - log_p) if ctx.needs_input_grad[1] else None
         return grad1, grad2, None, None, None
+
+
+def _column_of_labels(target: Tensor, valid: Tensor) -> Tensor:
+    """[B, 1], to index classes with; rows without a valid label point at class 0 and are overwritten afterwards."""
+    return torch.where(valid, target.long(), 0)[:, None]
 
 
 def _log_probabilities_and_probabilities(logits1: Tensor, logits2: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
