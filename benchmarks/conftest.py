@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import Any
 
 # Waiting OpenMP threads sleep: spinning ones of one contender would take the second core from the next.
@@ -33,14 +32,15 @@ def pytest_benchmark_update_json(config: pytest.Config, output_json: dict[str, A
     medians: dict[str, dict[str, float]] = {}
     for benchmark in output_json["benchmarks"]:
         benchmark["stats"].pop("data", None)
-        medians.setdefault(benchmark["group"], {})[benchmark["param"]] = benchmark["stats"]["median"]
+        benchmark["params"]["case"] = benchmark["group"]
+        medians.setdefault(benchmark["group"], {})[benchmark["params"]["contender"]] = benchmark["stats"]["median"]
     names = list(next(iter(medians.values())))
     rows = [
         [shape, *(f"{microseconds(of[name])} ({of[name] / of[OURS]:.1f}×)" for name in names)]
         for shape in map(str, SHAPES)
         if OURS in (of := medians.get(shape, {}))
     ]
-    target = Path(config.getoption("benchmark_json").name).with_suffix(".md")
+    target = config.getoption("benchmark_json").with_suffix(".md")
     target.write_text(
         "Joint loss, forward and backward, k = B/2, float32: median µs (in brackets: over jocor_fast's). `make bench`; "
         "each contender is timed alone, one after the other. Ratios to quote are those of loss_cpu.md.\n\n"

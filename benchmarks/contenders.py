@@ -26,7 +26,7 @@ class Shape:
     classes: int
 
     def __str__(self) -> str:
-        return f"{self.rows}×{self.classes}"
+        return f"{self.rows}x{self.classes}"
 
     @property
     def kept(self) -> int:

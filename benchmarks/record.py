@@ -50,9 +50,7 @@ def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 def microseconds(seconds: float) -> str:
     """Three significant digits, in µs: "7.94", "79.4", "12,300"."""
-    value = seconds * 1e6
-    digits = max(0, 2 - (len(str(int(value))) - 1))
-    return f"{round(value, -(len(str(int(value))) - 3)) if value >= 1000 else value:,.{digits}f}"
+    return f"{float(f'{seconds * 1e6:.3g}'):,g}"
 
 
 def _processor() -> str:
