@@ -49,9 +49,9 @@ class Method(Protocol):
 class Standard:
     """One network, cross-entropy on everything."""
 
-    num_networks = 1
-    num_choices = 1
-    selects = False
+    num_networks: ClassVar[int] = 1
+    num_choices: ClassVar[int] = 1
+    selects: ClassVar[bool] = False
 
     def __init__(self, settings: TrainSettings) -> None:
         pass
@@ -65,9 +65,9 @@ class Standard:
 class JoCoR:
     """Two networks, one joint loss: the k rows with the smallest loss train both (paper, algorithm 1)."""
 
-    num_networks = 2
-    num_choices = 1
-    selects = True
+    num_networks: ClassVar[int] = 2
+    num_choices: ClassVar[int] = 1
+    selects: ClassVar[bool] = True
 
     def __init__(self, settings: TrainSettings) -> None:
         self.co_lambda = settings.co_lambda

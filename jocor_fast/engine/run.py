@@ -2,41 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import os
+import zlib
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
-from torch import Tensor, nn
+from torch import nn
 
+from jocor_fast.engine.environment import describe_environment, resolve_device, seeded_generators
+from jocor_fast.engine.errors import RunError
+from jocor_fast.engine.folder import CONFIG, SUMMARY, RunFolder
+from jocor_fast.engine.interrupt import EXIT_CODE, TerminationRequest
+from jocor_fast.engine.networks import NetworkSource, build_networks
+from jocor_fast.engine.plan import plan_epoch
+from jocor_fast.engine.samples import EvalData, TrainData
 from jocor_fast.engine.settings import TrainSettings
+from jocor_fast.engine.summary import best_by_validation, last_mean
+from jocor_fast.engine.trainer import Metrics, Trainer
+from jocor_fast.methods import METHODS
+from jocor_fast.schedules import trained_epochs
 
-
-@dataclass(frozen=True)
-class TrainData:
-    """What is trained on: N samples; sample i keeps its id i.
-
-    Attributes:
-        inputs: [N, ...]: uint8 (the network gets `inputs · input_scale` as float32), floating (it gets them as float32) or
-            int32/int64 (it gets them as they are: token ids).
-        labels: int64 [N], noisy, 0 … C−1.
-        clean_labels: int64 [N] where the truth is known, else None (label precision is then null).
-        input_scale: factor for uint8 inputs.
-    """
-
-    inputs: Tensor
-    labels: Tensor
-    clean_labels: Tensor | None = None
-    input_scale: float = 1 / 255
-
-
-@dataclass(frozen=True)
-class EvalData:
-    """What is evaluated on: `inputs`, `labels` and `input_scale` as in `TrainData`, the labels being the truth."""
-
-    inputs: Tensor
-    labels: Tensor
-    input_scale: float = 1 / 255
+__all__ = ["EpochEvent", "EvalData", "Run", "TrainData", "fit"]
 
 
 @dataclass(frozen=True)
@@ -51,7 +38,7 @@ class EpochEvent:
 
     epoch: int
     epochs: int
-    metrics: dict[str, Any]
+    metrics: Metrics
 
 
 @dataclass(frozen=True)
@@ -59,45 +46,49 @@ class Run:
     """What a run leaves behind.
 
     Attributes:
-        networks: the trained modules, on the run's device: two, or one for a one-network method.
+        networks: the trained modules, in evaluation mode, on the run's device: two, or one for a one-network method.
         metrics: the lines of metrics.jsonl.
         summary: the content of summary.json; its "status" is "finished" or "diverged".
     """
 
     networks: tuple[nn.Module, ...]
-    metrics: list[dict[str, Any]]
+    metrics: list[Metrics]
     summary: dict[str, Any]
 
 
 def fit(
     settings: TrainSettings,
-    networks: nn.Module | Sequence[nn.Module] | Callable[[], nn.Module],
+    networks: NetworkSource,
     train: TrainData,
     *,
     test: EvalData | None = None,
     val: EvalData | None = None,
-    output: str | Path | None = None,
+    output: str | os.PathLike[str] | None = None,
     resume: bool = False,
-    extra_config: dict[str, dict[str, Any]] | None = None,
-    extra_summary: dict[str, Any] | None = None,
+    extra_config: Mapping[str, Any] | None = None,
+    extra_summary: Mapping[str, Any] | None = None,
     on_epoch: Callable[[EpochEvent], None] | None = None,
     on_step: Callable[[int, int, int], None] | None = None,
 ) -> Run:
     """Train, evaluate and write the files of a run.
 
     Args:
+        settings: what to do.
         networks: the modules (trained in place, from the weights they have), or a function that builds one: it is then
             called once a network, under torch's generator seeded with `settings.seed`.
+        train: what to train on.
+        test: what the test accuracies are measured on after every epoch; it chooses nothing.
+        val: what the best epoch is chosen by.
         output: folder for the files of the run; None writes nothing.
         resume: go on from the checkpoint in `output`; without one, start afresh; after a finished run, change nothing.
-        extra_config: {"settings": {name: value}, "sources": {name: source}}, merged into config.json; these settings too
-            must be the same when a run is resumed.
+        extra_config: merged into config.json. Its "settings" {name: value} join those of `settings`, and like them must
+            be the same when the run is resumed; its "sources" say where each came from.
         extra_summary: merged into summary.json (nominal_noise_rate).
         on_epoch: called after every epoch.
         on_step: called after every step with (epoch, steps done in it, steps in it); must not touch the device.
 
     Returns:
-        The run. A diverged run is returned as well (summary["status"] == "diverged"): the command line exits with 1.
+        The run; also one that diverged (summary["status"] is "diverged", summary["diverged"] says where and why).
 
     Raises:
         TypeError, ValueError: an argument is wrong.
@@ -105,4 +96,157 @@ def fit(
         SystemExit: with code 143 after SIGTERM, once the checkpoint and summary.json (status "interrupted") are written
             (only with an output folder, in the main thread).
     """
-    raise NotImplementedError
+    device = resolve_device(settings.device)
+    if resume and output is None:
+        raise ValueError("resume needs the output folder of the run to go on with, got output=None")
+    with seeded_generators(settings.seed, device):
+        count = METHODS[settings.method].num_networks
+        trainer = Trainer(settings, build_networks(networks, count, settings.method, device), train, test, val, device)
+        try:
+            session = _Session(
+                settings=settings,
+                trainer=trainer,
+                folder=None if output is None else RunFolder(output),
+                labels_checksum=zlib.crc32(train.labels.cpu().numpy().tobytes()),
+                extra_config=extra_config or {},
+                extra_summary=extra_summary or {},
+                on_epoch=on_epoch,
+                on_step=on_step,
+            )
+            return session.run(resume=resume)
+        finally:
+            trainer.release()
+
+
+@dataclass(kw_only=True)
+class _Session:
+    """A run under way: what it has reached, and its files."""
+
+    settings: TrainSettings
+    trainer: Trainer
+    folder: RunFolder | None
+    labels_checksum: int
+    extra_config: Mapping[str, Any]
+    extra_summary: Mapping[str, Any]
+    on_epoch: Callable[[EpochEvent], None] | None
+    on_step: Callable[[int, int, int], None] | None
+
+    def __post_init__(self) -> None:
+        self.epochs = trained_epochs(self.settings.epochs, self.settings.recipe)
+        self.history: list[Metrics] = []
+        self.config = {
+            **self.extra_config,
+            "settings": {**self.settings.as_dict(), **self.extra_config.get("settings", {})},
+            "sources": {**self.settings.sources(), **self.extra_config.get("sources", {})},
+        }
+        # What must be equal for a run to be resumed, as its checkpoints hold it.
+        self.identity = {
+            **self.config["settings"],
+            "device": self.trainer.device.type,
+            "training labels": f"{len(self.trainer.labels)} with checksum {self.labels_checksum:08x}",
+        }
+
+    def run(self, *, resume: bool) -> Run:
+        """Start afresh or go on, and train to the end."""
+        if self.folder is not None:
+            if not (resume and self._resumed(self.folder)):
+                self._start(self.folder, over=resume)
+            elif len(self.history) == self.epochs:
+                summary = self.folder.read_summary()
+                if summary is not None and summary.get("status") == "finished":
+                    return Run(self.trainer.networks, self.history, summary)
+            self.folder.write_metrics(self.history)  # without the lines after the checkpoint's epoch
+        try:
+            return self._train()
+        except KeyboardInterrupt:  # no safe point, but the last epoch's checkpoint is there
+            self._write_summary("interrupted")
+            raise
+
+    def _start(self, folder: RunFolder, *, over: bool) -> None:
+        if folder.holds_a_run() and not over:
+            raise RunError(f"output: {folder.path} holds a run already; resume it, or give another folder")
+        folder.clear()
+        folder.write_json(CONFIG, self.config)
+
+    def _resumed(self, folder: RunFolder) -> bool:
+        """Bring back the state of the checkpoint, if there is one; RunError where it is of other settings."""
+        checkpoint = folder.read_checkpoint()
+        if checkpoint is None:
+            return False
+        stored, mine = checkpoint["identity"], self.identity
+        different = [
+            f"{name} (then {stored.get(name)!r}, now {mine.get(name)!r})"
+            for name in {**stored, **mine}
+            if stored.get(name) != mine.get(name)
+        ]
+        if different:
+            raise RunError(f"resume: {folder.path} holds a run of other settings: {', '.join(different)}")
+        self.history = checkpoint["history"]
+        self.trainer.load_state_dict(checkpoint["training"])
+        return True
+
+    def _train(self) -> Run:
+        with TerminationRequest(enabled=self.folder is not None) as termination:
+            for epoch in range(len(self.history) + 1, self.epochs + 1):
+                plan = plan_epoch(self.settings, epoch, len(self.trainer.labels))
+                if not self.trainer.train_epoch(plan, stop=lambda: termination.received, on_step=self.on_step):
+                    if self.folder is not None:
+                        self._write_checkpoint(self.folder)
+                    self._leave()
+                line, fault = self.trainer.finish_epoch(plan)
+                self._keep(line, whole=fault is None)
+                if self.on_epoch is not None:
+                    self.on_epoch(EpochEvent(epoch, self.epochs, line))
+                if fault is not None:
+                    return self._finish("diverged", fault)
+                if termination.received and epoch < self.epochs:
+                    self._leave()
+            run = self._finish("finished")
+            if termination.received:
+                raise SystemExit(EXIT_CODE)
+            return run
+
+    def _keep(self, line: Metrics, *, whole: bool) -> None:
+        """Take an epoch into the history and the files; one that diverged leaves the checkpoint before it in place."""
+        self.history.append(line)
+        if self.folder is None:
+            return
+        self.folder.append_metrics(line)
+        if not whole:
+            return
+        best = best_by_validation(self.history)
+        if best is not None and best["epoch"] == line["epoch"]:
+            networks = [network.state_dict() for network in self.trainer.networks]
+            self.folder.write_best({**best, "networks": networks})
+        self._write_checkpoint(self.folder)
+
+    def _write_checkpoint(self, folder: RunFolder) -> None:
+        training = self.trainer.state_dict()
+        folder.write_checkpoint({"identity": self.identity, "history": self.history, "training": training})
+
+    def _leave(self) -> NoReturn:
+        self._write_summary("interrupted")
+        raise SystemExit(EXIT_CODE)
+
+    def _finish(self, status: str, fault: dict[str, Any] | None = None) -> Run:
+        summary = self._write_summary(status, fault)
+        if self.folder is not None:
+            self.folder.write_curves(self.history)
+        return Run(self.trainer.networks, self.history, summary)
+
+    def _write_summary(self, status: str, fault: dict[str, Any] | None = None) -> dict[str, Any]:
+        summary: dict[str, Any] = {
+            "status": status,
+            "last_10_mean": last_mean(self.history),
+            "best_by_validation": best_by_validation(self.history),
+            "last": self.history[-1] if self.history else None,
+            "nominal_noise_rate": None,
+            "realised_noise_rate": self.trainer.realised_noise_rate,
+            "environment": describe_environment(self.trainer.device),
+            **self.extra_summary,
+        }
+        if fault is not None:
+            summary["diverged"] = fault
+        if self.folder is not None:
+            self.folder.write_json(SUMMARY, summary)
+        return summary

@@ -86,6 +86,12 @@ class TrainSettings:
         """Return {name: value} as config.json and the checkpoints hold it."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
+    def sources(self) -> dict[str, str]:
+        """Return {name: "default" or "flag"}: which settings are as they are without being asked for."""
+        defaults = {field.name: field.default for field in fields(self)}
+        defaults["decay_start"] = default_decay_start(self.epochs, recipe=self.recipe)
+        return {name: "default" if value == defaults[name] else "flag" for name, value in self.as_dict().items()}
+
     def _set(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)
 

@@ -1,0 +1,161 @@
+"""`jocor_fast.train`: training from Python, with one's own networks and arrays."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from jocor_fast.data.classes import label_values, number_classes
+from jocor_fast.engine.networks import NetworkSource, probe_classes
+from jocor_fast.engine.run import EvalData, Run, TrainData, fit
+from jocor_fast.engine.samples import ResidentInputs, check_inputs
+from jocor_fast.engine.settings import TrainSettings
+
+_TABLE_SHOWN = 20
+
+
+def train(
+    networks: NetworkSource,
+    train_data: tuple[Any, Any],
+    *,
+    test_data: tuple[Any, Any] | None = None,
+    val_data: tuple[Any, Any] | None = None,
+    clean_labels: Any = None,
+    method: str = "jocor",
+    forget_rate: float,
+    co_lambda: float = 0.9,
+    ramp_epochs: int = 10,
+    epochs: int = 200,
+    batch_size: int = 128,
+    lr: float = 1e-3,
+    recipe: str = "paper",
+    seed: int = 0,
+    device: str | torch.device = "auto",
+    precision: str = "float32",
+    output: str | os.PathLike[str] | None = None,
+    resume: bool = False,
+) -> Run:
+    """Train networks on noisily labelled data (paper, algorithm 1, for method "jocor").
+
+    Args:
+        networks: a pair of nn.Module (one for a one-network method), trained in place from the weights they have; or a
+            function without arguments that builds one, called once a network under the seed.
+        train_data: (inputs [N, ...], noisy labels [N]), arrays or tensors. Inputs: uint8 (the networks get them divided
+            by 255), floating (they get float32), int32 or int64 (as they are). Labels: whole numbers, each one of the
+            networks' outputs; strings, and numbers beyond the outputs, are numbered in sorted order, and a warning says
+            how.
+        test_data: the same, with true labels: measured on after every epoch, chooses nothing.
+        val_data: the same: chooses the best epoch.
+        clean_labels: [N], the true labels of train_data, where they are known: for label precision alone.
+        method: a key of `jocor_fast.methods.METHODS`.
+        forget_rate: τ in [0, 1), the share of each batch to leave out once the ramp is over (a method that trains on
+            everything does not use it).
+        co_lambda: λ in [0, 1], the weight of the agreement between the networks.
+        ramp_epochs: T_k ≥ 0, epochs until the full forget rate. It should span a few hundred steps: on small data take
+            a small batch_size.
+        epochs: passes over the data (recipe "published" trains one fewer). The learning rate falls to zero from
+            0.4 · epochs on.
+        batch_size: rows of a step.
+        lr: Adam's learning rate.
+        recipe: "paper" or "published" (the authors' code, where it differs).
+        seed: batches, dropout, and the initial weights of networks that a function builds.
+        device: "auto", "cpu", "cuda" or "cuda:N".
+        precision: "float32" or "bfloat16".
+        output: folder for config.json, metrics.jsonl, summary.json, curves.png and checkpoints; None writes nothing.
+        resume: go on from the checkpoint in `output`.
+
+    Returns:
+        Run: networks (in evaluation mode), metrics (a dict an epoch), summary.
+
+    Raises:
+        TypeError, ValueError: an argument is wrong.
+        jocor_fast.engine.errors.RunError: the output folder holds a run, cannot be written, or cannot be resumed.
+        SystemExit: 143, after SIGTERM, in the main thread and with an output folder: the run can be resumed.
+    """
+    settings = TrainSettings(
+        method=method,
+        forget_rate=forget_rate,
+        co_lambda=co_lambda,
+        ramp_epochs=ramp_epochs,
+        epochs=epochs,
+        batch_size=batch_size,
+        lr=lr,
+        recipe=recipe,
+        seed=seed,
+        device=str(device) if isinstance(device, torch.device) else device,
+        precision=precision,
+    )
+    pairs = {"train_data": train_data, "test_data": test_data, "val_data": val_data}
+    inputs = {name: _inputs(name, pair) for name, pair in pairs.items() if pair is not None}
+    given = {name: pair[1] for name, pair in pairs.items() if pair is not None}
+    if clean_labels is not None:
+        given["clean_labels"] = clean_labels
+    labels, table = _class_numbers(given, networks, inputs["train_data"])
+    for name, tensor in labels.items():
+        samples = len(inputs.get(name, inputs["train_data"]))
+        if len(tensor) != samples:
+            raise ValueError(f"{name} must have one label for each of its {samples} inputs, got {len(tensor)} labels")
+    evaluation = {name: EvalData(inputs[name], labels[name]) for name in inputs if name != "train_data"}
+    return fit(
+        settings,
+        networks,
+        TrainData(inputs["train_data"], labels["train_data"], labels.get("clean_labels")),
+        test=evaluation.get("test_data"),
+        val=evaluation.get("val_data"),
+        output=output,
+        resume=resume,
+        extra_config=None if table is None else {"label_table": list(table)},
+    )
+
+
+def _inputs(name: str, pair: Any) -> Tensor:
+    """The inputs of a pair (inputs, labels) as a tensor that shares their memory where it can."""
+    if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+        raise TypeError(f"{name} must be a pair (inputs, labels), got {type(pair).__name__}")
+    inputs = pair[0]
+    if not isinstance(inputs, Tensor):
+        array = np.asarray(inputs)
+        if array.dtype.kind not in "biuf":
+            raise TypeError(f"{name}: inputs must be numbers, got {array.dtype}")
+        inputs = torch.from_numpy(np.require(array, requirements=["C", "W"]))
+    check_inputs(f"{name}: inputs", inputs)
+    return inputs.detach()
+
+
+def _class_numbers(
+    given: dict[str, Any], networks: NetworkSource, inputs: Tensor
+) -> tuple[dict[str, Tensor], tuple[str, ...] | None]:
+    """The labels as int64 class numbers, and the original labels in that order where they had to be numbered.
+
+    Numbers that the networks have outputs for are class numbers, whether or not each of them occurs.
+    """
+    values = {name: label_values(labels, name) for name, labels in given.items()}
+    numbered, table = number_classes(*values.values())
+    if table is not None and all(array.dtype.kind == "i" and array.min(initial=0) >= 0 for array in values.values()):
+        highest = max(int(array.max(initial=0)) for array in values.values())
+        if highest < _outputs(networks, inputs):
+            numbered, table = list(values.values()), None
+    if table is not None:
+        shown = ", ".join(f"{label} → {number}" for number, label in enumerate(table[:_TABLE_SHOWN]))
+        more = f" and {len(table) - _TABLE_SHOWN} more" if len(table) > _TABLE_SHOWN else ""
+        warnings.warn(f"labels are numbered in sorted order: {shown}{more}", stacklevel=3)
+    return {name: torch.from_numpy(array.copy()) for name, array in zip(values, numbered, strict=True)}, table
+
+
+def _outputs(networks: NetworkSource, inputs: Tensor) -> int:
+    """How many outputs the networks have; a function is called for one that is thrown away."""
+    if isinstance(networks, nn.Module):
+        network = networks
+    elif isinstance(networks, Sequence):
+        network = networks[0]
+    else:
+        with torch.random.fork_rng(devices=[]):
+            network = networks()
+    device = next((parameter.device for parameter in network.parameters()), torch.device("cpu"))
+    return probe_classes([network], ResidentInputs(inputs[:2], 1 / 255, device).first(), "train_data")

@@ -1,0 +1,41 @@
+"""Random crops and mirror images, on the device, without waiting for it."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+PADDING = 4
+
+
+def check_images(inputs: Tensor) -> None:
+    """ValueError where the inputs [N, ...] of a run are no images."""
+    if inputs.dim() not in (3, 4):
+        raise ValueError(
+            "augment: crop-flip needs images [N, H, W] or [N, channels, H, W], "
+            f"got inputs of shape {tuple(inputs.shape)}"
+        )
+
+
+def crop_flip(images: Tensor, generator: torch.Generator) -> Tensor:
+    """Each image padded with zeros by `PADDING`, cropped to its size at a random place, and mirrored at even odds.
+
+    Args:
+        images: [B, H, W] or [B, channels, H, W], any dtype.
+        generator: on the images' device.
+
+    Returns:
+        A new tensor of the same shape and dtype. (Ours; the usual augmentation of CIFAR. The paper uses none.)
+    """
+    batch, height, width = images.shape[0], images.shape[-2], images.shape[-1]
+    device = images.device
+    padded = F.pad(images, [PADDING] * 4).view(batch, -1, height + 2 * PADDING, width + 2 * PADDING)
+    top, left = torch.randint(2 * PADDING + 1, (2, batch, 1), generator=generator, device=device)
+    mirrored = torch.randint(2, (batch, 1), generator=generator, device=device).bool()
+    rows = top + torch.arange(height, device=device)
+    columns = torch.arange(width, device=device)
+    columns = left + torch.where(mirrored, columns.flip(0), columns)
+    sample = torch.arange(batch, device=device)[:, None, None, None]
+    channel = torch.arange(padded.shape[1], device=device)[:, None, None]
+    return padded[sample, channel, rows[:, None, :, None], columns[:, None, None, :]].view_as(images)

@@ -1,0 +1,63 @@
+"""Where a run computes: its device, its generators, and what summary.json says of both."""
+
+from __future__ import annotations
+
+import contextlib
+import platform
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from jocor_fast._extension import build_info
+
+
+def resolve_device(name: str) -> torch.device:
+    """The device of a run.
+
+    "auto" is the current CUDA device where torch sees one and this build has kernels for it, else the CPU.
+
+    Raises:
+        ValueError: a CUDA device that is not there.
+    """
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() and build_info()["cuda"] else "cpu"
+    device = torch.device(name)
+    if device.type == "cpu":
+        return torch.device("cpu")
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if count == 0:
+        raise ValueError(f"device: {name!r} asks for a GPU, and torch sees none")
+    index = torch.cuda.current_device() if device.index is None else device.index
+    if index >= count:
+        raise ValueError(f"device: {name!r} is not among the {count} GPUs that torch sees")
+    return torch.device("cuda", index)
+
+
+@contextlib.contextmanager
+def seeded_generators(seed: int, device: torch.device) -> Iterator[None]:
+    """torch's own generators, on the CPU and on the run's device, seeded within and as before afterwards.
+
+    Initial weights and dropout draw from them. NumPy's and Python's generators are left alone.
+    """
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed would reach the generators of all GPUs
+        if device.type == "cuda":
+            torch.cuda.default_generators[device.index].manual_seed(seed)
+        yield
+
+
+def describe_environment(device: torch.device) -> dict[str, Any]:
+    """What summary.json holds under "environment"."""
+    build = build_info()
+    return {
+        "jocor_fast": build["version"],
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        "threads": torch.get_num_threads(),
+        "cpu_instruction_set": build["cpu_instruction_sets"][0],
+        "cuda": build["cuda"],
+        "float32_matmul_precision": torch.get_float32_matmul_precision(),
+    }

@@ -1,0 +1,112 @@
+"""What the steps of an epoch leave behind: on the device, read once when the epoch is over."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from jocor_fast.methods import StepLoss
+
+
+class EpochLog:
+    """The order of an epoch and, a step at a time, what its batches gave; writing to it never waits for the device.
+
+    Attributes:
+        order: int64 [steps · B], the sample numbers in the order in which they are trained on.
+        step: how many steps are done.
+        losses: float64 [steps], the loss of each step.
+        nonfinite: int64 [steps], rows of the batch whose loss is not finite.
+        selected: bool [choices, steps · B], beside `order`.
+        seconds: time spent in its steps.
+    """
+
+    def __init__(self, order: Tensor, steps: int, num_choices: int) -> None:
+        device = order.device
+        self.order = order
+        self.step = 0
+        self.losses = torch.zeros(steps, dtype=torch.float64, device=device)
+        self.nonfinite = torch.zeros(steps, dtype=torch.int64, device=device)
+        self.selected = torch.zeros(num_choices, len(order), dtype=torch.bool, device=device)
+        self.seconds = 0.0
+
+    def record(self, rows: slice, outcome: StepLoss) -> None:
+        """Take down a step, whose batch is these rows of the order."""
+        self.losses[self.step] = outcome.loss.detach()
+        self.nonfinite[self.step] = outcome.num_nonfinite
+        for choice, mask in zip(self.selected, outcome.selected, strict=True):
+            choice[rows] = mask
+        self.step += 1
+
+    def totals(self, clean: Tensor | None) -> Tensor:
+        """The epoch in numbers, for `EpochNumbers`: float64 [6] on the device.
+
+        Args:
+            clean: bool [N], True where the noisy label is the true one; None where that is not known.
+        """
+        steps = len(self.losses)
+        selected = self.selected.sum()
+        clean_selected = selected * math.nan if clean is None else (self.selected & clean[self.order]).sum()
+        finite = self.losses.isfinite()
+        broken = (self.nonfinite > 0) | ~finite
+        first_broken = torch.where(broken, torch.arange(steps, device=broken.device), steps).amin()
+        numbers = [self.losses.mean(), finite.sum(), selected, clean_selected, self.nonfinite.sum(), first_broken]
+        return torch.stack([number.double() for number in numbers])
+
+    def state_dict(self) -> dict[str, Any]:
+        """The log of an epoch that was interrupted, for a checkpoint."""
+        return dict(vars(self))
+
+    @staticmethod
+    def from_state_dict(state: dict[str, Any], device: torch.device) -> EpochLog:
+        """The log of a checkpoint, to go on with."""
+        log = EpochLog(state["order"].to(device), len(state["losses"]), len(state["selected"]))
+        for name, value in state.items():
+            setattr(log, name, value.to(device) if isinstance(value, Tensor) else value)
+        return log
+
+
+@dataclass(frozen=True)
+class EpochNumbers:
+    """`EpochLog.totals`, on the host.
+
+    Attributes:
+        mean_loss: over the steps.
+        finite_steps: steps with a finite loss.
+        selected: rows that were trained on.
+        clean_selected: those of them whose label is the true one; NaN where that is not known.
+        nonfinite: rows with a non-finite loss.
+        first_broken: the first step, from 0, with such a row or a non-finite loss; as many as there are steps if none.
+    """
+
+    mean_loss: float
+    finite_steps: float
+    selected: float
+    clean_selected: float
+    nonfinite: float
+    first_broken: float
+
+    @property
+    def train_loss(self) -> float | None:
+        """The mean loss; None where it is not finite, or nothing was trained on."""
+        return self.mean_loss if self.selected and math.isfinite(self.mean_loss) else None
+
+    @property
+    def label_precision(self) -> float | None:
+        """Clean among selected / selected; None where the truth is unknown, or nothing was trained on."""
+        return self.clean_selected / self.selected if self.selected and self.clean_selected >= 0 else None
+
+    @property
+    def without_loss(self) -> bool:
+        """Whether no step of the epoch had a loss to learn from."""
+        return not self.finite_steps or not self.selected
+
+
+def read_at_once(parts: Sequence[Tensor]) -> list[list[float]]:
+    """The numbers of several tensors on a device, in one transfer."""
+    numbers = iter(torch.cat([part.double().flatten() for part in parts]).tolist())
+    return [[next(numbers) for _ in range(part.numel())] for part in parts]

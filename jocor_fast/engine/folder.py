@@ -1,0 +1,175 @@
+"""The folder of a run: which files it holds, and how they are written so that a crash at any moment loses none."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import math
+import os
+import warnings
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from jocor_fast.engine.errors import RunError
+
+CONFIG, METRICS, SUMMARY, CURVES = "config.json", "metrics.jsonl", "summary.json", "curves.png"
+CHECKPOINT, PREVIOUS_CHECKPOINT, BEST = "checkpoint.pt", "checkpoint-previous.pt", "best.pt"
+_OF_A_RUN = (CONFIG, METRICS, SUMMARY, CHECKPOINT, PREVIOUS_CHECKPOINT, BEST)
+
+
+class RunFolder:
+    """The files of one run. Whatever keeps one from being written is a RunError that names it.
+
+    A file is written beside its place, flushed to the disk and renamed: under its name there is a whole file or none.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        """Make the folder, if it is not there."""
+        self.path = Path(path)
+        with self._writing(""):
+            self.path.mkdir(parents=True, exist_ok=True)
+
+    def holds_a_run(self) -> bool:
+        return any((self.path / name).exists() for name in _OF_A_RUN)
+
+    def clear(self) -> None:
+        """Remove what an earlier run left."""
+        for name in (*_OF_A_RUN, CURVES):
+            with self._writing(name):
+                (self.path / name).unlink(missing_ok=True)
+
+    def write_json(self, name: str, content: Mapping[str, Any]) -> None:
+        """Write config.json or summary.json; numbers that are not finite become null."""
+        text = json.dumps(finite_or_none(content), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+        self._replace(name, text.encode())
+
+    def read_summary(self) -> dict[str, Any] | None:
+        """The content of summary.json; None where there is none, or a broken one."""
+        try:
+            content = json.loads((self.path / SUMMARY).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return None
+        return content if isinstance(content, dict) else None
+
+    def write_metrics(self, lines: Sequence[Mapping[str, Any]]) -> None:
+        """Write metrics.jsonl anew."""
+        self._replace(METRICS, "".join(map(_json_line, lines)).encode())
+
+    def append_metrics(self, line: Mapping[str, Any]) -> None:
+        """Add an epoch to metrics.jsonl."""
+        with self._writing(METRICS), open(self.path / METRICS, "a", encoding="utf-8") as file:
+            file.write(_json_line(line))
+
+    def write_best(self, content: Mapping[str, Any]) -> None:
+        self._replace(BEST, _serialized(content))
+
+    def write_checkpoint(self, content: Mapping[str, Any]) -> None:
+        """Write checkpoint.pt; the one that was there becomes checkpoint-previous.pt."""
+        self._replace(CHECKPOINT, _serialized(content), keep_as=PREVIOUS_CHECKPOINT)
+
+    def write_curves(self, metrics: Sequence[Mapping[str, Any]]) -> None:
+        """Draw curves.png."""
+        from jocor_fast.report.curves import draw_curves  # matplotlib takes a second to import
+
+        with self._writing(CURVES):
+            draw_curves(metrics, self.path / CURVES)
+
+    def read_checkpoint(self) -> dict[str, Any] | None:
+        """The latest whole checkpoint, on the CPU; None where there never was one.
+
+        A damaged checkpoint.pt is removed where checkpoint-previous.pt is whole, with a warning: left there, it would
+        become the previous one of the next checkpoint.
+
+        Raises:
+            RunError: there are checkpoints, and all are damaged.
+        """
+        damaged = []
+        for path in (self.path / CHECKPOINT, self.path / PREVIOUS_CHECKPOINT):
+            if not path.exists():
+                continue
+            try:
+                content = _deserialized(path.read_bytes())
+            except Exception as error:  # a broken file makes zipfile, pickle and torch raise errors of every class
+                damaged.append(f"{path.name} ({type(error).__name__})")
+                continue
+            if damaged:
+                warnings.warn(f"{self.path / CHECKPOINT} is damaged: going on from {path.name}", stacklevel=2)
+                with self._writing(CHECKPOINT):
+                    (self.path / CHECKPOINT).unlink()
+            return content
+        if damaged:
+            raise RunError(
+                f"output: {self.path} has no whole checkpoint to resume from, damaged: {' and '.join(damaged)}; "
+                "remove the folder or give another to start afresh"
+            )
+        return None
+
+    def _replace(self, name: str, data: bytes, keep_as: str | None = None) -> None:
+        target, partial = self.path / name, self.path / f"{name}.partial"
+        with self._writing(name):
+            try:
+                with open(partial, "wb") as file:
+                    file.write(data)
+                    file.flush()
+                    os.fsync(file.fileno())
+                if keep_as is not None and target.exists():
+                    os.replace(target, self.path / keep_as)
+                os.replace(partial, target)
+                _flush_names(self.path)
+            finally:
+                with contextlib.suppress(OSError):
+                    partial.unlink(missing_ok=True)
+
+    @contextlib.contextmanager
+    def _writing(self, name: str) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise RunError(
+                f"output: {self.path / name} cannot be written ({error.strerror or error}), what was there is kept"
+            ) from error
+
+
+def _flush_names(folder: Path) -> None:
+    """Bring renamed names to the disk."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def finite_or_none(value: Any) -> Any:
+    """The value with every number in it that is not finite replaced by None: files hold no NaN."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: finite_or_none(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [finite_or_none(item) for item in value]
+    return value
+
+
+def _json_line(line: Mapping[str, Any]) -> str:
+    return json.dumps(finite_or_none(line), allow_nan=False) + "\n"
+
+
+def _serialized(content: Mapping[str, Any]) -> bytes:
+    buffer = io.BytesIO()
+    torch.save(dict(content), buffer)
+    return buffer.getvalue()
+
+
+def _deserialized(data: bytes) -> dict[str, Any]:
+    """What `torch.save` wrote, or an error; torch does not look at the checksums in the archive, so this does."""
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        broken = archive.testzip()
+    if broken is not None:
+        raise ValueError(f"{broken} is damaged")
+    content: dict[str, Any] = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+    return content

@@ -1,0 +1,149 @@
+"""The networks of a run: where they come from, how their modes are kept, and how a step passes through them."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+NetworkSource = nn.Module | Sequence[nn.Module] | Callable[[], nn.Module]
+
+
+class NetworkGroup(Protocol):
+    """All networks of a run as the training step sees them: one batch in, the logits of each out, and back."""
+
+    parameters: list[Tensor]  # what the optimiser updates; `backward` leaves the gradients in their .grad
+
+    def logits(self, inputs: Tensor) -> tuple[Tensor, ...]:
+        """[B, C] of each network. Where gradients are recorded, one `backward` belongs to each call."""
+        ...
+
+    def backward(self, loss: Tensor) -> None:
+        """Differentiate the 0-d loss of the latest logits; earlier gradients are replaced, not added to."""
+        ...
+
+    def release(self) -> None:
+        """Hand the networks back as ordinary modules without gradients."""
+        ...
+
+
+class SeparateNetworks:
+    """Any networks: each runs by itself, autograd does the rest."""
+
+    def __init__(self, networks: Sequence[nn.Module]) -> None:
+        self.networks = tuple(networks)
+        distinct = dict.fromkeys(parameter for network in networks for parameter in network.parameters())
+        self.parameters: list[Tensor] = [parameter for parameter in distinct if parameter.requires_grad]
+        if not self.parameters:
+            raise ValueError("networks have no parameter that requires a gradient")
+
+    def logits(self, inputs: Tensor) -> tuple[Tensor, ...]:
+        return tuple(network(inputs) for network in self.networks)
+
+    def backward(self, loss: Tensor) -> None:
+        self._drop_gradients()
+        loss.backward()
+
+    def release(self) -> None:
+        self._drop_gradients()
+
+    def _drop_gradients(self) -> None:
+        for parameter in self.parameters:
+            parameter.grad = None
+
+
+def build_networks(source: NetworkSource, count: int, method: str, device: torch.device) -> tuple[nn.Module, ...]:
+    """The networks of a run, on its device.
+
+    Args:
+        source: a module, a pair of them, or a function without arguments that builds one and is called `count` times.
+        count: how many the method trains.
+        method: its name, for messages.
+
+    Raises:
+        TypeError, ValueError: the source is something else, or holds another number of networks.
+    """
+    if isinstance(source, nn.Module):
+        networks: tuple[nn.Module, ...] = (source,)
+    elif isinstance(source, Sequence):
+        networks = tuple(source)
+    elif callable(source):
+        networks = tuple(source() for _ in range(count))
+    else:
+        raise TypeError(
+            f"networks must be a module, a pair of modules or a function that builds one, got {type(source).__name__}"
+        )
+    for network in networks:
+        if not isinstance(network, nn.Module):
+            raise TypeError(f"networks must be of torch.nn.Module, got {type(network).__name__}")
+    if len(networks) != count:
+        wanted = "one network" if count == 1 else "two networks"
+        raise ValueError(
+            f"networks: method {method!r} trains {wanted}, got {len(networks)} (a function that builds one always fits)"
+        )
+    if count == 2:
+        if networks[0] is networks[1]:
+            raise ValueError("networks must be two modules, got the same one twice")
+        if _start_alike(*networks):
+            warnings.warn(
+                "networks start with the same weights: they learn the same and cannot correct each other", stacklevel=2
+            )
+    return tuple(network.to(device) for network in networks)
+
+
+def probe_classes(networks: Sequence[nn.Module], inputs: Tensor, name: str) -> int:
+    """C, found by passing a few inputs [n, ...] through each network in evaluation mode.
+
+    Args:
+        networks: of a run.
+        inputs: as the networks take them.
+        name: what they are of, for messages.
+
+    Raises:
+        ValueError: a network does not take them, or gives no logits [n, C], or the two differ in C.
+    """
+    classes = set()
+    for network in networks:
+        try:
+            with evaluating([network]), torch.no_grad():
+                logits = network(inputs)
+        except (RuntimeError, ValueError, IndexError, TypeError) as error:  # what torch's layers raise of wrong shapes
+            shape = tuple(inputs.shape[1:])
+            raise ValueError(f"networks do not take the {name} of shape {shape} and {inputs.dtype}: {error}") from error
+        if not isinstance(logits, Tensor) or logits.dim() != 2 or len(logits) != len(inputs):
+            got = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+            raise ValueError(f"networks must map {len(inputs)} samples to logits ({len(inputs)}, C), got {got}")
+        classes.add(logits.shape[1])
+    if len(classes) > 1:
+        raise ValueError(f"networks must have the same number of outputs, got {' and '.join(map(str, classes))}")
+    return int(classes.pop())
+
+
+@contextlib.contextmanager
+def evaluating(networks: Sequence[nn.Module]) -> Iterator[None]:
+    """Evaluation mode within; afterwards every module is in the mode that it was in, frozen BatchNorm included."""
+    modes = [(module, module.training) for network in networks for module in network.modules()]
+    for network in networks:
+        network.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
+def start_training(networks: Sequence[nn.Module]) -> None:
+    """Training mode, unless a network is in it already: parts of it that its owner put in evaluation mode stay so."""
+    for network in networks:
+        if not network.training:
+            network.train()
+
+
+def _start_alike(first: nn.Module, second: nn.Module) -> bool:
+    pairs = list(zip(first.parameters(), second.parameters(), strict=False))
+    same_shapes = all(a.shape == b.shape and a.device == b.device for a, b in pairs)
+    return bool(pairs) and same_shapes and all(torch.equal(a, b) for a, b in pairs)

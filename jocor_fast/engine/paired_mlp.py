@@ -1,0 +1,141 @@
+"""Two multi-layer perceptrons of one shape, trained on the CPU as if they were one network.
+
+A step of the paper's MNIST setting is almost nothing but the products of the first layers with their input. Both
+networks read the same input, and the rows that the method left out have no gradient, so three things are saved:
+
+- the first layers' weights are one matrix [2·H, D]: one product instead of two, forward and backward;
+- the backward pass works on the rows that have a gradient, not on all;
+- gradients are written into buffers that stay: no zeroing, no fresh pages, and the optimiser sees one flat tensor.
+
+The result is that of the plain modules but for the order of float32 sums. On CUDA the number of rows would have to
+come to the host, and the step is to be captured there: plain modules serve it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor, nn
+
+_ALIGNMENT = 16  # floats: each block starts on 64 bytes like a tensor of its own, for which products round the same way
+
+
+class PairedMLP:
+    """The `NetworkGroup` of two equal stacks of Linear and ReLU layers, see `fits`.
+
+    While it is in use the modules' parameters are views of its storage, so that the modules work as ever; `release`
+    gives them storage of their own again.
+    """
+
+    def __init__(self, networks: Sequence[nn.Module]) -> None:
+        first, second = (_linears(network) for network in networks)
+        self._linears = list(zip(first, second, strict=True))
+        shapes: list[tuple[int, ...]] = []
+        for linear in first:
+            shapes += [(2, linear.out_features, linear.in_features), (2, 1, linear.out_features)]
+        flat, blocks = _aligned_blocks(shapes)
+        flat_gradient, gradient_blocks = _aligned_blocks(shapes)
+        self._weights, self._biases = blocks[::2], blocks[1::2]
+        self._weight_gradients, self._bias_gradients = gradient_blocks[::2], gradient_blocks[1::2]
+        for parameter, block in self._placement():
+            block.copy_(parameter.data)
+            parameter.data = block
+        parameters = nn.Parameter(flat)
+        parameters.grad = flat_gradient
+        self.parameters: list[Tensor] = [parameters]
+
+    @staticmethod
+    def fits(networks: Sequence[nn.Module], inputs: Tensor) -> bool:
+        """Whether the networks are such a pair, on the CPU, for inputs [N, ...] that are or become float32."""
+        if len(networks) != 2 or inputs.dtype not in (torch.uint8, torch.float32):
+            return False
+        stacks = [_linears(network, flat_input=inputs.dim() == 2) for network in networks]
+        shapes = [[(linear.in_features, linear.out_features) for linear in stack] for stack in stacks]
+        parameters = [parameter for stack in stacks for linear in stack for parameter in linear.parameters()]
+        return (
+            len(stacks[0]) >= 2
+            and shapes[0] == shapes[1]
+            and len(parameters) == 4 * len(stacks[0])  # each with a bias
+            and len(set(parameters)) == len(parameters)  # nothing shared
+            and all(p.requires_grad and p.dtype == torch.float32 and p.device.type == "cpu" for p in parameters)
+        )
+
+    @torch.no_grad()
+    def _forward(self, inputs: Tensor) -> tuple[list[Tensor], Tensor]:
+        """The input [B, D] and hidden activations [2, B, H] of every layer, and the logits [2, B, C]."""
+        x = inputs.flatten(1)
+        hidden = torch.addmm(self._biases[0].flatten(), x, self._weights[0].flatten(0, 1).t()).relu_()
+        layer_inputs = [x, hidden.view(len(x), 2, -1).transpose(0, 1)]
+        for weight, bias in zip(self._weights[1:-1], self._biases[1:-1], strict=True):
+            layer_inputs.append(torch.baddbmm(bias, layer_inputs[-1], weight.transpose(1, 2)).relu_())
+        return layer_inputs, torch.baddbmm(self._biases[-1], layer_inputs[-1], self._weights[-1].transpose(1, 2))
+
+    def logits(self, inputs: Tensor) -> tuple[Tensor, ...]:
+        layer_inputs, logits = self._forward(inputs)
+        pair = tuple(logits.unbind())
+        if torch.is_grad_enabled():
+            pair = tuple(half.detach().requires_grad_() for half in pair)
+            self._layer_inputs, self._logits = layer_inputs, pair
+        return pair
+
+    def backward(self, loss: Tensor) -> None:
+        gradient = torch.stack(torch.autograd.grad(loss, self._logits))
+        layer_inputs = self._layer_inputs
+        rows = gradient.any(2).any(0).nonzero().flatten()
+        if len(rows) < gradient.shape[1]:  # the sums over rows that follow lose only zeros
+            gradient = gradient.index_select(1, rows)
+            layer_inputs = [layer.index_select(layer.dim() - 2, rows) for layer in layer_inputs]
+        with torch.no_grad():
+            for layer in range(len(self._weights) - 1, 0, -1):
+                torch.bmm(gradient.transpose(1, 2), layer_inputs[layer], out=self._weight_gradients[layer])
+                torch.sum(gradient, 1, keepdim=True, out=self._bias_gradients[layer])
+                gradient = torch.bmm(gradient, self._weights[layer])
+                gradient = torch.ops.aten.threshold_backward(gradient, layer_inputs[layer], 0)
+            both = gradient.transpose(0, 1).flatten(1)  # [rows, 2·H]
+            torch.mm(both.t(), layer_inputs[0], out=self._weight_gradients[0].flatten(0, 1))
+            torch.sum(both, 0, out=self._bias_gradients[0].flatten())
+
+    def release(self) -> None:
+        for parameter, _ in self._placement():
+            parameter.data = parameter.data.clone()
+
+    def _placement(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Every parameter of the modules with its place in the storage."""
+        for layer, pair in enumerate(self._linears):
+            for index, linear in enumerate(pair):
+                yield linear.weight, self._weights[layer][index]
+                yield linear.bias, self._biases[layer][index, 0]
+
+
+def _linears(network: nn.Module, *, flat_input: bool = True) -> list[nn.Linear]:
+    """The Linear layers of a plain stack (Flatten, unless the input is flat), Linear, ReLU, Linear …; else []."""
+    if type(network) is not nn.Sequential or _has_hooks(network):
+        return []
+    layers = list(network)
+    if layers and type(layers[0]) is nn.Flatten and (layers[0].start_dim, layers[0].end_dim) == (1, -1):
+        flatten = layers.pop(0)
+        flat_input = not _has_hooks(flatten)
+    linears = [layer for layer in layers[0::2] if isinstance(layer, nn.Linear) and type(layer) is nn.Linear]
+    plain = (
+        flat_input
+        and len(layers) == 2 * len(linears) - 1
+        and all(type(layer) is nn.ReLU for layer in layers[1::2])
+        and not any(_has_hooks(layer) for layer in layers)
+    )
+    return linears if plain else []
+
+
+def _has_hooks(module: nn.Module) -> bool:
+    return any(vars(module)[name] for name in vars(module) if name.endswith("_hooks"))
+
+
+def _aligned_blocks(shapes: Sequence[tuple[int, ...]]) -> tuple[Tensor, list[Tensor]]:
+    """A flat tensor of zeros, and blocks of these shapes in it, in order."""
+    offsets = [0]
+    for shape in shapes:
+        size = torch.Size(shape).numel()
+        offsets.append(offsets[-1] + -(-size // _ALIGNMENT) * _ALIGNMENT)
+    flat = torch.zeros(offsets[-1])
+    sizes = [torch.Size(shape) for shape in shapes]
+    return flat, [flat[at : at + size.numel()].view(size) for at, size in zip(offsets, sizes, strict=False)]

@@ -1,0 +1,55 @@
+"""What holds for one epoch: its learning rate, β1, keep rate and number of kept rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from jocor_fast import schedules
+from jocor_fast.engine.settings import TrainSettings
+from jocor_fast.losses import num_keep
+from jocor_fast.methods import METHODS
+
+
+@dataclass(frozen=True)
+class EpochPlan:
+    """The schedules of `jocor_fast.schedules`, read for one epoch.
+
+    Attributes:
+        epoch: from 1.
+        lr: the learning rate.
+        beta1: Adam's β1.
+        keep_rate: R(t), 1 for a method that trains on everything.
+        num_keep: k, the rows that are kept of each batch.
+        steps: batches in the epoch.
+        batch_size: rows of a batch (all N samples where they are fewer than a batch).
+    """
+
+    epoch: int
+    lr: float
+    beta1: float
+    keep_rate: float
+    num_keep: int
+    steps: int
+    batch_size: int
+
+
+def plan_epoch(settings: TrainSettings, epoch: int, num_samples: int) -> EpochPlan:
+    """Read every schedule for an epoch (from 1) of a run on `num_samples` samples."""
+    recipe = settings.recipe
+    assert settings.decay_start is not None  # TrainSettings puts the default in
+    keep_rate = 1.0
+    if METHODS[settings.method].selects:
+        keep_rate = schedules.keep_rate(
+            epoch, forget_rate=settings.forget_rate, ramp_epochs=settings.ramp_epochs, recipe=recipe
+        )
+    factor = schedules.lr_factor(epoch, epochs=settings.epochs, decay_start=settings.decay_start, recipe=recipe)
+    batch_size = min(settings.batch_size, num_samples)
+    return EpochPlan(
+        epoch=epoch,
+        lr=settings.lr * factor,
+        beta1=schedules.adam_beta1(epoch, decay_start=settings.decay_start, recipe=recipe),
+        keep_rate=keep_rate,
+        num_keep=num_keep(batch_size, 1.0 - keep_rate, rounding=schedules.keep_rounding(recipe)),
+        steps=schedules.steps_per_epoch(num_samples, settings.batch_size, recipe),
+        batch_size=batch_size,
+    )

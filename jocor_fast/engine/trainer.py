@@ -1,0 +1,210 @@
+"""The training itself: steps, epochs, their evaluation, and everything that a checkpoint must hold of it."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from jocor_fast.engine import augment
+from jocor_fast.engine.epoch_log import EpochLog, EpochNumbers, read_at_once
+from jocor_fast.engine.evaluate import Accuracy, EvaluationSet, count_correct
+from jocor_fast.engine.networks import NetworkGroup, SeparateNetworks, probe_classes, start_training
+from jocor_fast.engine.optimizer import build_optimizer, set_rates
+from jocor_fast.engine.paired_mlp import PairedMLP
+from jocor_fast.engine.plan import EpochPlan
+from jocor_fast.engine.samples import EvalData, ResidentInputs, TrainData
+from jocor_fast.engine.settings import TrainSettings
+from jocor_fast.methods import METHODS
+
+Metrics = dict[str, Any]
+
+
+class Trainer:
+    """Networks, optimiser, data and generators of one run, trained an epoch at a time.
+
+    A run calls `train_epoch` and, when that says the epoch is complete, `finish_epoch`. Between any two steps
+    `state_dict` is all that is needed to go on, bitwise on the CPU. torch's own generators belong to the run
+    (`environment.seeded_generators`).
+    """
+
+    def __init__(
+        self,
+        settings: TrainSettings,
+        networks: Sequence[nn.Module],
+        train: TrainData,
+        test: EvalData | None,
+        val: EvalData | None,
+        device: torch.device,
+    ) -> None:
+        self.settings = settings
+        self.device = device
+        self.networks = tuple(networks)
+        self.method = METHODS[settings.method](settings)
+        self.inputs = ResidentInputs(train.inputs, train.input_scale, device)
+        self.labels = train.labels.to(device)
+        self.clean = None if train.clean_labels is None else (train.labels == train.clean_labels).to(device)
+        self.test = None if test is None else EvaluationSet(test, device)
+        self.val = None if val is None else EvaluationSet(val, device)
+        self._check(train, test, val)
+        start_training(self.networks)
+        paired = settings.precision == "float32" and PairedMLP.fits(self.networks, self.inputs.stored)
+        self.group: NetworkGroup = PairedMLP(self.networks) if paired else SeparateNetworks(self.networks)
+        self.optimizer = build_optimizer(settings, self.group.parameters)
+        self.generator = torch.Generator(device).manual_seed(settings.seed)
+        self.log: EpochLog | None = None  # of the epoch under way
+
+    def _check(self, train: TrainData, test: EvalData | None, val: EvalData | None) -> None:
+        """ValueError where the data do not go with the networks or the settings; found here, not after an epoch."""
+        if self.settings.augment == "crop-flip":
+            augment.check_images(self.inputs.stored)
+        classes = probe_classes(self.networks, self.inputs.first(), "training inputs")
+        for name, data in (("test inputs", self.test), ("validation inputs", self.val)):
+            if data is not None:
+                probe_classes(self.networks, data.inputs.first(), name)
+        for name, labels in (
+            ("training labels", train.labels),
+            ("clean labels", train.clean_labels),
+            ("test labels", None if test is None else test.labels),
+            ("validation labels", None if val is None else val.labels),
+        ):
+            if labels is not None and not 0 <= int(labels.min()) <= int(labels.max()) < classes:
+                raise ValueError(
+                    f"{name} must lie in 0 … {classes - 1}, as the networks have {classes} outputs, "
+                    f"got {int(labels.min())} … {int(labels.max())}"
+                )
+
+    @property
+    def realised_noise_rate(self) -> float | None:
+        """Share of wrong labels among those trained on; None where the truth is unknown."""
+        return None if self.clean is None else 1.0 - int(self.clean.sum()) / len(self.clean)
+
+    def train_epoch(
+        self, plan: EpochPlan, *, stop: Callable[[], bool], on_step: Callable[[int, int, int], None] | None = None
+    ) -> bool:
+        """Train what is left of an epoch.
+
+        Args:
+            plan: the epoch's schedules.
+            stop: asked before every step whether to leave off.
+            on_step: told after every step (epoch, steps done, steps in all).
+
+        Returns:
+            Whether the epoch is complete. If not, `state_dict` holds the part that is.
+        """
+        log = self.log = self.log or self._start_log(plan)
+        set_rates(self.optimizer, lr=plan.lr, beta1=plan.beta1)
+        labels = self.labels[log.order]
+        started = time.perf_counter()
+        while log.step < plan.steps and not stop():
+            rows = slice(log.step * plan.batch_size, (log.step + 1) * plan.batch_size)
+            self._step(rows, labels[rows], plan, log)
+            if on_step is not None:
+                on_step(plan.epoch, log.step, plan.steps)
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)  # once an epoch, so that the time is the device's
+        log.seconds += time.perf_counter() - started
+        return log.step == plan.steps
+
+    def _start_log(self, plan: EpochPlan) -> EpochLog:
+        """Draw the order of an epoch, in whole batches: what is left over is left out, another part each time."""
+        order = torch.randperm(len(self.inputs), generator=self.generator, device=self.device)
+        return EpochLog(order[: plan.steps * plan.batch_size].clone(), plan.steps, self.method.num_choices)
+
+    def _step(self, rows: slice, labels: Tensor, plan: EpochPlan, log: EpochLog) -> None:
+        """One batch: forward, loss, backward, update. Nothing in here waits for the device."""
+        stored = self.inputs.gather(log.order[rows])
+        if self.settings.augment == "crop-flip":
+            stored = augment.crop_flip(stored, self.generator)
+        with self._autocast():
+            logits = self.group.logits(self.inputs.network_input(stored))
+        outcome = self.method.loss(logits, labels, plan.num_keep)
+        self.group.backward(outcome.loss)
+        self.optimizer.step()
+        log.record(rows, outcome)
+
+    def _autocast(self) -> contextlib.AbstractContextManager[None]:
+        if self.settings.precision == "float32":
+            return contextlib.nullcontext()
+        return torch.autocast(self.device.type, dtype=getattr(torch, self.settings.precision))
+
+    def finish_epoch(self, plan: EpochPlan) -> tuple[Metrics, dict[str, Any] | None]:
+        """Evaluate, and bring the epoch's numbers to the host, in one transfer.
+
+        Returns:
+            The epoch's line of metrics.jsonl; and {epoch, batch, reason} where the run has diverged, else None.
+        """
+        log, self.log = self.log, None
+        assert log is not None
+        started = time.perf_counter()
+        with self._autocast():
+            on_device = [count_correct(self.group, self.networks, data) for data in (self.test, self.val)]
+        totals, unsound, *correct = read_at_once([log.totals(self.clean), self._unsound(), *on_device])
+        numbers = EpochNumbers(*totals)
+        test, val = Accuracy.of(correct[0], self.test), Accuracy.of(correct[1], self.val)
+        line = {
+            "epoch": plan.epoch,
+            "lr": plan.lr,
+            "keep_rate": plan.keep_rate,
+            "train_loss": numbers.train_loss,
+            "label_precision": numbers.label_precision,
+            "test_accuracy_1": test.first,
+            "test_accuracy_2": test.second,
+            "test_accuracy": test.mean,
+            "test_accuracy_ensemble": test.ensemble,
+            "val_accuracy": val.mean,
+            "nonfinite_rows": int(numbers.nonfinite),
+            "bad_files": None,  # data in memory come from no files, and no step waits for them
+            "wait_share": None,
+            "seconds": log.seconds,
+            "eval_seconds": time.perf_counter() - started,
+            "samples_per_second": len(log.order) / log.seconds,
+        }
+        reasons = ["a parameter is not finite"] * bool(unsound[0])
+        reasons += ["no step had a finite loss"] * numbers.without_loss
+        if not reasons:
+            return line, None
+        batch = int(numbers.first_broken) + 1 if numbers.first_broken < plan.steps else None
+        return line, {"epoch": plan.epoch, "batch": batch, "reason": " and ".join(reasons)}
+
+    def _unsound(self) -> Tensor:
+        """Whether a parameter is not finite, or a buffer NaN (an infinite one can be a mask); 0-d, on the device."""
+        states = [~parameter.detach().isfinite().all() for parameter in self.group.parameters]
+        buffers = [buffer for network in self.networks for buffer in network.buffers() if buffer.is_floating_point()]
+        return torch.stack(states + [buffer.isnan().any() for buffer in buffers]).any()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Networks, optimiser, generators and the epoch under way: tensors and plain values only."""
+        cuda = self.device.type == "cuda"
+        return {
+            "networks": [network.state_dict() for network in self.networks],
+            "optimizer": self.optimizer.state_dict(),
+            "generators": {
+                "batches": self.generator.get_state(),
+                "torch": torch.get_rng_state(),
+                "cuda": torch.cuda.get_rng_state(self.device) if cuda else None,
+            },
+            "log": None if self.log is None else self.log.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a `state_dict` of a run with the same settings."""
+        for network, weights in zip(self.networks, state["networks"], strict=True):
+            network.load_state_dict(weights)
+        self.optimizer.load_state_dict(state["optimizer"])
+        generators = state["generators"]
+        self.generator.set_state(generators["batches"])
+        torch.set_rng_state(generators["torch"])
+        if generators["cuda"] is not None:
+            torch.cuda.set_rng_state(generators["cuda"], self.device)
+        self.log = None if state["log"] is None else EpochLog.from_state_dict(state["log"], self.device)
+
+    def release(self) -> None:
+        """Hand the networks back: ordinary modules, in evaluation mode, without gradients."""
+        self.group.release()
+        for network in self.networks:
+            network.eval()
