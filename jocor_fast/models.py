@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from types import ModuleType
 
 import torch
@@ -104,6 +104,8 @@ def build_model(name: str, input_shape: Sequence[int], num_classes: int) -> nn.M
     """
     if not isinstance(name, str):
         raise TypeError(f"model must be a str, got {type(name).__name__}")
+    if not isinstance(input_shape, Iterable):
+        raise TypeError(f"input_shape must be a sequence of ints, got {type(input_shape).__name__}")
     shape = tuple(_positive("input_shape", size) for size in input_shape)
     num_classes = _positive("num_classes", num_classes)
     if not shape:
