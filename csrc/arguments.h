@@ -16,11 +16,16 @@ using at::Tensor;
 
 inline LogitType logit_type(const Tensor& logits, const char* name) {
   switch (logits.scalar_type()) {
-    case at::kHalf: return LogitType::float16;
-    case at::kBFloat16: return LogitType::bfloat16;
-    case at::kFloat: return LogitType::float32;
-    case at::kDouble: return LogitType::float64;
-    default: break;
+    case at::kHalf:
+      return LogitType::float16;
+    case at::kBFloat16:
+      return LogitType::bfloat16;
+    case at::kFloat:
+      return LogitType::float32;
+    case at::kDouble:
+      return LogitType::float64;
+    default:
+      break;
   }
   TORCH_CHECK_TYPE(false, name, " has dtype ", logits.scalar_type(),
                    "; float16, bfloat16, float32 and float64 are accepted");
@@ -28,15 +33,24 @@ inline LogitType logit_type(const Tensor& logits, const char* name) {
 
 inline LabelType label_type(const Tensor& target) {
   switch (target.scalar_type()) {
-    case at::kByte: return LabelType::uint8;
-    case at::kChar: return LabelType::int8;
-    case at::kUInt16: return LabelType::uint16;
-    case at::kShort: return LabelType::int16;
-    case at::kUInt32: return LabelType::uint32;
-    case at::kInt: return LabelType::int32;
-    case at::kUInt64: return LabelType::uint64;
-    case at::kLong: return LabelType::int64;
-    default: break;
+    case at::kByte:
+      return LabelType::uint8;
+    case at::kChar:
+      return LabelType::int8;
+    case at::kUInt16:
+      return LabelType::uint16;
+    case at::kShort:
+      return LabelType::int16;
+    case at::kUInt32:
+      return LabelType::uint32;
+    case at::kInt:
+      return LabelType::int32;
+    case at::kUInt64:
+      return LabelType::uint64;
+    case at::kLong:
+      return LabelType::int64;
+    default:
+      break;
   }
   TORCH_CHECK_TYPE(false, "target has dtype ", target.scalar_type(), "; an integer type is accepted");
 }
@@ -67,8 +81,8 @@ inline CheckedPair check_pair(const Tensor& logits1, const Tensor& logits2, cons
                     "; [batch, classes] with at least one class is accepted");
   TORCH_CHECK_VALUE(logits2.sizes() == logits1.sizes(), "logits2 has shape ", logits2.sizes(), " and logits1 ",
                     logits1.sizes(), "; both must have the same");
-  TORCH_CHECK_VALUE(target.dim() == 1 && target.size(0) == logits1.size(0), "target has shape ", target.sizes(),
-                    "; [", logits1.size(0), "], a label for each row of logits1, is accepted");
+  TORCH_CHECK_VALUE(target.dim() == 1 && target.size(0) == logits1.size(0), "target has shape ", target.sizes(), "; [",
+                    logits1.size(0), "], a label for each row of logits1, is accepted");
   TORCH_CHECK_VALUE(logits2.device() == logits1.device(), "logits2 is on ", logits2.device(), " and logits1 on ",
                     logits1.device(), "; both must be on one device");
   TORCH_CHECK_VALUE(target.device() == logits1.device(), "target is on ", target.device(), " and logits1 on ",

@@ -62,12 +62,12 @@ std::tuple<Tensor, Tensor> backward_of_logits(AutogradContext* ctx, const Tensor
 }
 
 struct JocorLoss : torch::autograd::Function<JocorLoss> {
-  static variable_list forward(AutogradContext* ctx, const Tensor& logits1, const Tensor& logits2,
-                               const Tensor& target, double co_lambda, std::optional<double> forget_rate,
-                               const std::optional<c10::SymInt>& num_keep,
-                               const std::optional<Tensor>& num_keep_tensor, std::optional<int64_t> ignore_index) {
-    auto [loss, per_sample, selected, num_selected, num_nonfinite, statistics] = call_jocor_loss(
-        logits1, logits2, target, co_lambda, forget_rate, num_keep, num_keep_tensor, ignore_index);
+  static variable_list forward(AutogradContext* ctx, const Tensor& logits1, const Tensor& logits2, const Tensor& target,
+                               double co_lambda, std::optional<double> forget_rate,
+                               const std::optional<c10::SymInt>& num_keep, const std::optional<Tensor>& num_keep_tensor,
+                               std::optional<int64_t> ignore_index) {
+    auto [loss, per_sample, selected, num_selected, num_nonfinite, statistics] =
+        call_jocor_loss(logits1, logits2, target, co_lambda, forget_rate, num_keep, num_keep_tensor, ignore_index);
     ctx->save_for_backward({logits1, logits2, target, statistics, selected, num_selected});
     ctx->mark_non_differentiable({per_sample, selected, num_selected, num_nonfinite, statistics});
     save_settings(ctx, co_lambda, ignore_index);
@@ -82,8 +82,8 @@ struct JocorLoss : torch::autograd::Function<JocorLoss> {
 };
 
 struct JointLoss : torch::autograd::Function<JointLoss> {
-  static variable_list forward(AutogradContext* ctx, const Tensor& logits1, const Tensor& logits2,
-                               const Tensor& target, double co_lambda, std::optional<int64_t> ignore_index) {
+  static variable_list forward(AutogradContext* ctx, const Tensor& logits1, const Tensor& logits2, const Tensor& target,
+                               double co_lambda, std::optional<int64_t> ignore_index) {
     auto [per_sample, statistics] = call_joint_loss(logits1, logits2, target, co_lambda, ignore_index);
     ctx->save_for_backward({logits1, logits2, target, statistics, per_sample});
     ctx->mark_non_differentiable({statistics});
@@ -110,8 +110,8 @@ JocorLossResult jocor_loss_autograd(const Tensor& logits1, const Tensor& logits2
   if (!any_needs_gradient(logits1, logits2)) {
     return call_jocor_loss(logits1, logits2, target, co_lambda, forget_rate, num_keep, num_keep_tensor, ignore_index);
   }
-  auto out = JocorLoss::apply(logits1, logits2, target, co_lambda, forget_rate, num_keep, num_keep_tensor,
-                              ignore_index);
+  auto out =
+      JocorLoss::apply(logits1, logits2, target, co_lambda, forget_rate, num_keep, num_keep_tensor, ignore_index);
   return {out[0], out[1], out[2], out[3], out[4], out[5]};
 }
 
@@ -125,11 +125,9 @@ std::tuple<Tensor, Tensor> joint_loss_autograd(const Tensor& logits1, const Tens
 }
 
 Tensor select_small_loss_autograd(const Tensor& losses, std::optional<c10::SymInt> num_keep,
-                                  const std::optional<Tensor>& num_keep_tensor,
-                                  const std::optional<Tensor>& eligible) {
-  static const auto op =
-      operator_handle<Tensor(const Tensor&, std::optional<c10::SymInt>, const std::optional<Tensor>&,
-                             const std::optional<Tensor>&)>("jocor_fast::select_small_loss");
+                                  const std::optional<Tensor>& num_keep_tensor, const std::optional<Tensor>& eligible) {
+  static const auto op = operator_handle<Tensor(const Tensor&, std::optional<c10::SymInt>, const std::optional<Tensor>&,
+                                                const std::optional<Tensor>&)>("jocor_fast::select_small_loss");
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   return op.call(losses, num_keep, num_keep_tensor, eligible);  // a choice has no derivative
 }
@@ -152,8 +150,8 @@ std::tuple<Tensor, Tensor> joint_loss_backward_autograd(
     const Tensor& grad, const Tensor& logits1, const Tensor& logits2, const Tensor& target, const Tensor& statistics,
     const std::optional<Tensor>& per_sample, const std::optional<Tensor>& selected1,
     const std::optional<Tensor>& num_selected1, const std::optional<Tensor>& selected2,
-    const std::optional<Tensor>& num_selected2, double co_lambda, std::optional<int64_t> ignore_index,
-    bool needs_grad1, bool needs_grad2) {
+    const std::optional<Tensor>& num_selected2, double co_lambda, std::optional<int64_t> ignore_index, bool needs_grad1,
+    bool needs_grad2) {
   static const auto op = operator_handle<decltype(joint_loss_backward)>("jocor_fast::joint_loss_backward");
   const std::function<std::tuple<Tensor, Tensor>()> compute = [&] {
     const at::AutoDispatchBelowADInplaceOrView below_autograd;

@@ -2,7 +2,8 @@
 // one implementation each of the three steps: rows -> selection -> gradient.
 //
 // A loss that ranks rows and trains two networks on chosen ones is a setting of these structs, not a kernel: JoCoR
-// ranks by the joint loss; Co-teaching (lambda = 0) ranks each network by its own cross-entropy and exchanges the masks.
+// ranks by the joint loss; Co-teaching (lambda = 0) ranks each network by its own cross-entropy and exchanges the
+// masks.
 #pragma once
 
 #include <cstdint>
@@ -33,8 +34,8 @@ struct LogitPair {
 
 // What a row is to the selection. A bool tensor of eligible rows is read by the same rule: nonzero is eligible.
 enum RowState : uint8_t {
-  kIneligible = 0,                  // its label is ignore_index
-  kEligible = 1,                    //
+  kIneligible = 0,                    // its label is ignore_index
+  kEligible = 1,                      //
   kEligibleAndPredictionsDiffer = 3,  // arg-max of z1 and z2 differ (the lowest index on ties)
 };
 
@@ -42,22 +43,22 @@ enum RowState : uint8_t {
 // makes the row's loss NaN.
 struct RowParams {
   LogitPair pair;
-  void* per_sample;      // real [rows]: joint loss; 0 for ignored rows
-  void* statistics;      // RowStatistics<real> [rows]
-  void* cross_entropy1;  // real [rows], or null
-  void* cross_entropy2;  // real [rows], or null
-  uint8_t* row_state;    // RowState [rows], or null
+  void* per_sample;          // real [rows]: joint loss; 0 for ignored rows
+  void* statistics;          // RowStatistics<real> [rows]
+  void* cross_entropy1;      // real [rows], or null
+  void* cross_entropy2;      // real [rows], or null
+  uint8_t* row_state;        // RowState [rows], or null
   bool compare_predictions;  // row_state tells whether the arg-maxes differ
 };
 
 // Step 2: the k rows with the smallest finite losses; ties go to the lower row; -0 equals +0.
 struct SelectionParams {
-  bool is_double;         // type of `losses`, `also_finite`, `mean_of` and `mean`
+  bool is_double;  // type of `losses`, `also_finite`, `mean_of` and `mean`
   int64_t rows;
-  const void* losses;           // ranks the rows
-  const void* also_finite;      // or null: rows where this is not finite are not chosen either
-  const uint8_t* row_state;     // or null: all eligible. May be `selected` itself, which is written last
-  bool require_disagreement;    // only rows whose predictions differ; where none do, all eligible rows
+  const void* losses;         // ranks the rows
+  const void* also_finite;    // or null: rows where this is not finite are not chosen either
+  const uint8_t* row_state;   // or null: all eligible. May be `selected` itself, which is written last
+  bool require_disagreement;  // only rows whose predictions differ; where none do, all eligible rows
   // k: exactly one of three
   const int64_t* num_keep_pointer;  // on the device, or null
   int64_t num_keep;                 // >= 0, or -1: use forget_rate
@@ -73,8 +74,8 @@ struct SelectionParams {
 // weight_i of network n:  grad_output[i * grad_stride] / num_selected_n  on rows of selected_n, else 0.
 struct GradientParams {
   LogitPair pair;
-  const void* statistics;        // RowStatistics<real> [rows], of step 1
-  const void* grad_output;       // real; grad_stride 0: one number for all rows
+  const void* statistics;   // RowStatistics<real> [rows], of step 1
+  const void* grad_output;  // real; grad_stride 0: one number for all rows
   int64_t grad_stride;
   const void* per_sample;        // real [rows], or null: rows where it is not finite get 0
   const uint8_t* selected1;      // bool [rows]: rows that train network 1; null: all that are not ignored

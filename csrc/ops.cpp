@@ -192,15 +192,12 @@ Tensor select_small_loss(const Tensor& losses, std::optional<int64_t> num_keep,
   return selected;
 }
 
-std::tuple<Tensor, Tensor> joint_loss_backward(const Tensor& grad, const Tensor& logits1, const Tensor& logits2,
-                                               const Tensor& target, const Tensor& statistics,
-                                               const std::optional<Tensor>& per_sample,
-                                               const std::optional<Tensor>& selected1,
-                                               const std::optional<Tensor>& num_selected1,
-                                               const std::optional<Tensor>& selected2,
-                                               const std::optional<Tensor>& num_selected2, double co_lambda,
-                                               std::optional<int64_t> ignore_index, bool needs_grad1,
-                                               bool needs_grad2) {
+std::tuple<Tensor, Tensor> joint_loss_backward(
+    const Tensor& grad, const Tensor& logits1, const Tensor& logits2, const Tensor& target, const Tensor& statistics,
+    const std::optional<Tensor>& per_sample, const std::optional<Tensor>& selected1,
+    const std::optional<Tensor>& num_selected1, const std::optional<Tensor>& selected2,
+    const std::optional<Tensor>& num_selected2, double co_lambda, std::optional<int64_t> ignore_index, bool needs_grad1,
+    bool needs_grad2) {
   const CheckedPair checked = check_pair(logits1, logits2, target, co_lambda, ignore_index);
   TORCH_CHECK_TYPE(grad.scalar_type() == real_type(logits1) && statistics.scalar_type() == real_type(logits1),
                    "grad and statistics have dtypes ", grad.scalar_type(), " and ", statistics.scalar_type(), "; ",

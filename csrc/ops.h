@@ -32,7 +32,6 @@ std::tuple<Tensor, Tensor> joint_loss_backward(const Tensor& grad, const Tensor&
                                                const std::optional<Tensor>& num_selected1,
                                                const std::optional<Tensor>& selected2,
                                                const std::optional<Tensor>& num_selected2, double co_lambda,
-                                               std::optional<int64_t> ignore_index, bool needs_grad1,
-                                               bool needs_grad2);
+                                               std::optional<int64_t> ignore_index, bool needs_grad1, bool needs_grad2);
 
 }  // namespace jocor_fast

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
+from torch.compiler import is_compiling
 
 from . import arguments
 
@@ -75,7 +76,9 @@ def jocor_loss(
     _check_tensors(logits1=logits1, logits2=logits2, target=target)
     check_device(logits1)
     forget_rate, num_keep = arguments.check_keep_arguments(forget_rate, num_keep, logits1)
-    result = _jocor_loss(
+    # the operator, and the same operator by a shorter way that torch.compile cannot follow
+    compute = _jocor_loss if is_compiling() else _C.jocor_loss
+    result = compute(
         logits1,
         logits2,
         target,

@@ -27,14 +27,28 @@ JF_INLINE int64_t label_at(const LogitPair& pair, int64_t row) {
 JF_INLINE Label read_label(const LogitPair& pair, int64_t row) {
   int64_t value = 0;
   switch (pair.label_type) {
-    case LabelType::uint8: value = label_at<uint8_t>(pair, row); break;
-    case LabelType::int8: value = label_at<int8_t>(pair, row); break;
-    case LabelType::uint16: value = label_at<uint16_t>(pair, row); break;
-    case LabelType::int16: value = label_at<int16_t>(pair, row); break;
-    case LabelType::uint32: value = label_at<uint32_t>(pair, row); break;
-    case LabelType::int32: value = label_at<int32_t>(pair, row); break;
+    case LabelType::uint8:
+      value = label_at<uint8_t>(pair, row);
+      break;
+    case LabelType::int8:
+      value = label_at<int8_t>(pair, row);
+      break;
+    case LabelType::uint16:
+      value = label_at<uint16_t>(pair, row);
+      break;
+    case LabelType::int16:
+      value = label_at<int16_t>(pair, row);
+      break;
+    case LabelType::uint32:
+      value = label_at<uint32_t>(pair, row);
+      break;
+    case LabelType::int32:
+      value = label_at<int32_t>(pair, row);
+      break;
     case LabelType::uint64:  // past int64 it turns negative, which is as invalid
-    case LabelType::int64: value = label_at<int64_t>(pair, row); break;
+    case LabelType::int64:
+      value = label_at<int64_t>(pair, row);
+      break;
   }
   const bool ignored = pair.has_ignore_index && value == pair.ignore_index;
   return {value, ignored, !ignored && value >= 0 && value < pair.classes};
@@ -89,69 +103,97 @@ int64_t arg_max(const Logit* row, int64_t classes) {
 
 // --- step 1 ---------------------------------------------------------------------------------------------------------
 
-template <class Real>
-struct RowLoss {
-  RowStatistics<Real> statistics;
-  Real symmetric_kl;
-  Real max1, max2;          // of the logits
-  Real log_sum1, log_sum2;  // log sum exp(z - max): lse without its large part
+// Rows are taken in blocks, and each block goes through phases: maxima, exponentials and their sums, logarithms,
+// divergences. Within a phase the rows do not depend on each other, so that a processor works on several at once, where
+// one row from start to end is one long chain (128 x 10: 1.6 times as long). Exponentials are kept from one phase to
+// the next; a block holds as many rows as keep them in the first-level cache, and rows longer than that are blocks of
+// their own that compute them again.
+constexpr int64_t kBlockRows = 16;
+constexpr int64_t kKeptExponentials = 2048;  // of each network
+
+template <class Logit>
+struct Block {
+  using Real = RealOf<Logit>;
+  const Logit* z1[kBlockRows];
+  const Logit* z2[kBlockRows];
+  alignas(64) Real max1[kBlockRows], max2[kBlockRows];          // of a row's logits
+  alignas(64) Real sum1[kBlockRows], sum2[kBlockRows];          // of exp(z - max)
+  alignas(64) Real log_sum1[kBlockRows], log_sum2[kBlockRows];  // lse without its large part, the maximum
+  Real kl12[kBlockRows], kl21[kBlockRows], symmetric_kl[kBlockRows];
+  int64_t kept_stride;  // of a row's exponentials below; 0: not kept
+  alignas(64) Real exp1[kKeptExponentials], exp2[kKeptExponentials];
 };
 
-// Exponentials of a row up to this many classes are kept between its passes; longer rows compute them again.
-constexpr int64_t kKeptClasses = 2048;
+template <class Logit>
+JF_INLINE void find_maxima(Block<Logit>& block, int64_t rows, int64_t classes) {
+  using Real = RealOf<Logit>;
+  for (int64_t r = 0; r < rows; ++r) {
+    Vector<Real> max1 = broadcast(-std::numeric_limits<Real>::infinity()), max2 = max1;
+    for_each_vector<Real>(classes, [&](int64_t j, int n, auto whole) __attribute__((always_inline)) {
+      max1 = larger(load_columns(block.z1[r], j, n, whole), max1);
+      max2 = larger(load_columns(block.z2[r], j, n, whole), max2);
+    });
+    block.max1[r] = max_of_lanes<Real>(max1);
+    block.max2[r] = max_of_lanes<Real>(max2);
+  }
+}
 
-template <class Logit, bool kWithKl>
-JF_INLINE RowLoss<RealOf<Logit>> row_loss(const Logit* z1, const Logit* z2, int64_t classes) {
+template <class Logit, bool kKeep>
+JF_INLINE void sum_exponentials(Block<Logit>& block, int64_t rows, int64_t classes) {
+  using Real = RealOf<Logit>;
+  for (int64_t r = 0; r < rows; ++r) {
+    const Real max1 = block.max1[r], max2 = block.max2[r];
+    Vector<Real> sum1{}, sum2{};
+    for_each_vector<Real>(classes, [&](int64_t j, int n, auto whole) __attribute__((always_inline)) {
+      const Vector<Real> exp1 = exp_nonpositive(load_columns(block.z1[r], j, n, whole) - max1);
+      const Vector<Real> exp2 = exp_nonpositive(load_columns(block.z2[r], j, n, whole) - max2);
+      sum1 += exp1;
+      sum2 += exp2;
+      if constexpr (kKeep) {
+        store(block.exp1 + r * block.kept_stride + j, exp1);
+        store(block.exp2 + r * block.kept_stride + j, exp2);
+      }
+    });
+    block.sum1[r] = sum_of_lanes<Real>(sum1);
+    block.sum2[r] = sum_of_lanes<Real>(sum2);
+  }
+}
+
+template <class Real>
+JF_INLINE void take_logarithms(const Real* sums, Real* logarithms) {
+  for (int64_t r = 0; r < kBlockRows; r += Lanes<Real>::count) store(logarithms + r, logarithm(load(sums + r)));
+}
+
+template <class Logit, bool kKept>
+JF_INLINE void sum_divergences(Block<Logit>& block, int64_t rows, int64_t classes) {
   using Real = RealOf<Logit>;
   using V = Vector<Real>;
-  RowLoss<Real> row{};
-
-  V max1 = broadcast(-std::numeric_limits<Real>::infinity()), max2 = max1;
-  for_each_vector<Real>(classes, [&](int64_t j, int n, auto whole) __attribute__((always_inline)) {
-    max1 = larger(load_columns(z1, j, n, whole), max1);
-    max2 = larger(load_columns(z2, j, n, whole), max2);
-  });
-  row.max1 = max_of_lanes<Real>(max1);
-  row.max2 = max_of_lanes<Real>(max2);
-
-  alignas(64) Real kept1[kWithKl ? kKeptClasses : 1], kept2[kWithKl ? kKeptClasses : 1];
-  const bool keep = kWithKl && classes <= kKeptClasses - Lanes<Real>::count;
-  V sum1{}, sum2{};
-  for_each_vector<Real>(classes, [&](int64_t j, int n, auto whole) __attribute__((always_inline)) {
-    const V exp1 = exp_nonpositive(load_columns(z1, j, n, whole) - row.max1);
-    const V exp2 = exp_nonpositive(load_columns(z2, j, n, whole) - row.max2);
-    sum1 += exp1;
-    sum2 += exp2;
-    if (keep) {
-      store(kept1 + j, exp1);
-      store(kept2 + j, exp2);
-    }
-  });
-  const Real total1 = sum_of_lanes<Real>(sum1), total2 = sum_of_lanes<Real>(sum2);
-  row.log_sum1 = logarithm(total1);
-  row.log_sum2 = logarithm(total2);
-  row.statistics.lse1 = row.max1 + row.log_sum1;
-  row.statistics.lse2 = row.max2 + row.log_sum2;
-
-  if constexpr (kWithKl) {
-    const Real scale1 = Real(1) / total1, scale2 = Real(1) / total2;
-    const Real log_sum_difference = row.log_sum1 - row.log_sum2;
+  for (int64_t r = 0; r < rows; ++r) {
+    const Real scale1 = Real(1) / block.sum1[r], scale2 = Real(1) / block.sum2[r];
+    const Real max1 = block.max1[r], max2 = block.max2[r];
+    const Real log_sum_difference = block.log_sum1[r] - block.log_sum2[r];
     V kl12{}, kl21{}, symmetric{};
     for_each_vector<Real>(classes, [&](int64_t j, int n, auto whole) __attribute__((always_inline)) {
-      const V shifted1 = load_columns(z1, j, n, whole) - row.max1;
-      const V shifted2 = load_columns(z2, j, n, whole) - row.max2;
-      const V p = (keep ? load(kept1 + j) : exp_nonpositive(shifted1)) * scale1;
-      const V q = (keep ? load(kept2 + j) : exp_nonpositive(shifted2)) * scale2;
+      const V shifted1 = load_columns(block.z1[r], j, n, whole) - max1;
+      const V shifted2 = load_columns(block.z2[r], j, n, whole) - max2;
+      V exp1, exp2;
+      if constexpr (kKept) {
+        exp1 = load(block.exp1 + r * block.kept_stride + j);
+        exp2 = load(block.exp2 + r * block.kept_stride + j);
+      } else {
+        exp1 = exp_nonpositive(shifted1);
+        exp2 = exp_nonpositive(shifted2);
+      }
+      const V p = exp1 * scale1, q = exp2 * scale2;
       const V delta = (shifted1 - shifted2) - log_sum_difference;
       kl12 += kl12_term(p, delta);
       kl21 += kl21_term(q, delta);
       symmetric += symmetric_kl_term(p, q, delta);
     });
-    row.statistics.kl12 = sum_of_lanes<Real>(kl12);
-    row.statistics.kl21 = sum_of_lanes<Real>(kl21);
-    row.symmetric_kl = sum_of_lanes<Real>(symmetric);
+    block.kl12[r] = sum_of_lanes<Real>(kl12);
+    block.kl21[r] = sum_of_lanes<Real>(kl21);
+    block.symmetric_kl[r] = sum_of_lanes<Real>(symmetric);
   }
-  return row;
 }
 
 template <class Real>
@@ -159,35 +201,74 @@ JF_INLINE void write_at(void* array, int64_t row, Real value) {
   if (array != nullptr) static_cast<Real*>(array)[row] = value;
 }
 
+// What a row's statistics make of its label. Returns whether the label may stand there.
+template <class Logit>
+JF_INLINE bool write_row(const RowParams& params, const Block<Logit>& block, int64_t r, int64_t row) {
+  using Real = RealOf<Logit>;
+  const LogitPair& pair = params.pair;
+  const Label label = read_label(pair, row);
+  Real loss1 = 0, loss2 = 0, joint = 0;
+  if (label.valid) {
+    // log_sum - (z_y - max) and not lse - z_y: the large numbers leave before the small ones are added
+    loss1 = block.log_sum1[r] - (logit_at(block.z1[r], label.value) - block.max1[r]);
+    loss2 = block.log_sum2[r] - (logit_at(block.z2[r], label.value) - block.max2[r]);
+    joint = combined_loss(loss1, loss2, block.symmetric_kl[r], static_cast<Real>(pair.co_lambda));
+  } else if (!label.ignored) {
+    loss1 = loss2 = joint = std::numeric_limits<Real>::quiet_NaN();
+  }
+  static_cast<RowStatistics<Real>*>(params.statistics)[row] = {
+      block.max1[r] + block.log_sum1[r], block.max2[r] + block.log_sum2[r], block.kl12[r], block.kl21[r]};
+  write_at(params.per_sample, row, joint);
+  write_at(params.cross_entropy1, row, loss1);
+  write_at(params.cross_entropy2, row, loss2);
+  if (params.row_state != nullptr) {
+    const bool differ =
+        params.compare_predictions && arg_max(block.z1[r], pair.classes) != arg_max(block.z2[r], pair.classes);
+    params.row_state[row] = label.ignored ? kIneligible : (differ ? kEligibleAndPredictionsDiffer : kEligible);
+  }
+  return label.valid || label.ignored;
+}
+
 template <class Logit, bool kWithKl>
 int64_t row_losses_of(const RowParams& params, int64_t begin, int64_t end) {
   using Real = RealOf<Logit>;
   const LogitPair& pair = params.pair;
-  const Real co_lambda = static_cast<Real>(pair.co_lambda);
-  int64_t first_bad_label = kNoBadLabel;
-  for (int64_t i = begin; i < end; ++i) {
-    const Logit* z1 = static_cast<const Logit*>(pair.logits1) + i * pair.row_stride1;
-    const Logit* z2 = static_cast<const Logit*>(pair.logits2) + i * pair.row_stride2;
-    const Label label = read_label(pair, i);
-    if (!label.valid && !label.ignored && first_bad_label == kNoBadLabel) first_bad_label = i;
+  const int64_t padded_classes = (pair.classes + Lanes<Real>::count - 1) / Lanes<Real>::count * Lanes<Real>::count;
+  const bool keep = kWithKl && padded_classes <= kKeptExponentials;
+  const int64_t fitting_rows = keep ? kKeptExponentials / padded_classes : (kWithKl ? 1 : kBlockRows);
+  const int64_t block_rows = fitting_rows < kBlockRows ? fitting_rows : kBlockRows;
+  Block<Logit> block;
+  for (int64_t r = 0; r < kBlockRows; ++r) {  // lanes past the last row
+    block.sum1[r] = block.sum2[r] = Real(1);
+    block.kl12[r] = block.kl21[r] = block.symmetric_kl[r] = Real(0);  // what stays where lambda = 0
+  }
+  block.kept_stride = keep ? padded_classes : 0;
 
-    const RowLoss<Real> row = row_loss<Logit, kWithKl>(z1, z2, pair.classes);
-    static_cast<RowStatistics<Real>*>(params.statistics)[i] = row.statistics;
-    Real loss1 = 0, loss2 = 0, joint = 0;
-    if (label.valid) {
-      // log_sum - (z_y - max) and not lse - z_y: the large numbers leave before the small ones are added
-      loss1 = row.log_sum1 - (logit_at(z1, label.value) - row.max1);
-      loss2 = row.log_sum2 - (logit_at(z2, label.value) - row.max2);
-      joint = combined_loss(loss1, loss2, row.symmetric_kl, co_lambda);
-    } else if (!label.ignored) {
-      loss1 = loss2 = joint = std::numeric_limits<Real>::quiet_NaN();
+  int64_t first_bad_label = kNoBadLabel;
+  for (int64_t first = begin; first < end; first += block_rows) {
+    const int64_t rows = end - first < block_rows ? end - first : block_rows;
+    for (int64_t r = 0; r < rows; ++r) {
+      block.z1[r] = static_cast<const Logit*>(pair.logits1) + (first + r) * pair.row_stride1;
+      block.z2[r] = static_cast<const Logit*>(pair.logits2) + (first + r) * pair.row_stride2;
     }
-    write_at(params.per_sample, i, joint);
-    write_at(params.cross_entropy1, i, loss1);
-    write_at(params.cross_entropy2, i, loss2);
-    if (params.row_state != nullptr) {
-      const bool differ = params.compare_predictions && arg_max(z1, pair.classes) != arg_max(z2, pair.classes);
-      params.row_state[i] = label.ignored ? kIneligible : (differ ? kEligibleAndPredictionsDiffer : kEligible);
+    find_maxima(block, rows, pair.classes);
+    if (keep) {
+      sum_exponentials<Logit, true>(block, rows, pair.classes);
+    } else {
+      sum_exponentials<Logit, false>(block, rows, pair.classes);
+    }
+    take_logarithms(block.sum1, block.log_sum1);
+    take_logarithms(block.sum2, block.log_sum2);
+    if constexpr (kWithKl) {
+      if (keep) {
+        sum_divergences<Logit, true>(block, rows, pair.classes);
+      } else {
+        sum_divergences<Logit, false>(block, rows, pair.classes);
+      }
+    }
+    for (int64_t r = 0; r < rows; ++r) {
+      const bool good = write_row(params, block, r, first + r);
+      if (!good && first_bad_label == kNoBadLabel) first_bad_label = first + r;
     }
   }
   return first_bad_label;
@@ -284,10 +365,14 @@ JF_INLINE auto with_types(const LogitPair& pair, Body body) {
     return pair.co_lambda != 0.0 ? body(type, std::true_type{}) : body(type, std::false_type{});
   };
   switch (pair.type) {
-    case LogitType::float16: return with_kl(static_cast<float16*>(nullptr));
-    case LogitType::bfloat16: return with_kl(static_cast<bfloat16*>(nullptr));
-    case LogitType::float64: return with_kl(static_cast<double*>(nullptr));
-    case LogitType::float32: break;
+    case LogitType::float16:
+      return with_kl(static_cast<float16*>(nullptr));
+    case LogitType::bfloat16:
+      return with_kl(static_cast<bfloat16*>(nullptr));
+    case LogitType::float64:
+      return with_kl(static_cast<double*>(nullptr));
+    case LogitType::float32:
+      break;
   }
   return with_kl(static_cast<float*>(nullptr));
 }

@@ -1,5 +1,5 @@
-// The row kernels for AVX2. The target is set here and not by a compiler flag, so that any build system may compile this
-// file; the standard headers stand before it, so that nothing of theirs is compiled for it.
+// The row kernels for AVX2. The target is set here and not by a compiler flag, so that any build system may compile
+// this file; the standard headers stand before it, so that nothing of theirs is compiled for it.
 #if defined(__x86_64__)
 #include <immintrin.h>
 

@@ -1,5 +1,5 @@
-// The row kernels for AVX-512. The target is set here and not by a compiler flag, so that any build system may compile this
-// file; the standard headers stand before it, so that nothing of theirs is compiled for it.
+// The row kernels for AVX-512. The target is set here and not by a compiler flag, so that any build system may compile
+// this file; the standard headers stand before it, so that nothing of theirs is compiled for it.
 #if defined(__x86_64__)
 #include <immintrin.h>
 
@@ -11,7 +11,8 @@
 #include <utility>
 
 #if defined(__clang__)
-#pragma clang attribute push(__attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c"))), apply_to = function)
+#pragma clang attribute push(__attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c"))), \
+                             apply_to = function)
 #else
 #pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")
 #endif
