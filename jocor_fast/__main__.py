@@ -1,0 +1,8 @@
+"""`python -m jocor_fast` is `jocor-fast`."""
+
+import sys
+
+from .cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

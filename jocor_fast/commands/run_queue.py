@@ -1,0 +1,153 @@
+"""Training runs as processes of their own, several at once.
+
+A run is what `python -m jocor_fast train …` does: it can be repeated by hand, what it prints is kept in its folder, and
+whatever ends it (a crash, a full memory) leaves the others alone. Its progress is read from its metrics.jsonl.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import IO, Any
+
+from ..options import OPTIONS
+from ..report.results import read_metrics
+
+LOG_NAME = "train.log"
+POLL_SECONDS = 0.25
+STOP_SECONDS = 20.0  # what a run gets to write its checkpoint after SIGTERM
+ERROR_PREFIX = "jocor-fast: error: "
+
+
+@dataclass
+class QueuedRun:
+    """One run: its settings (option names of `train`), its folder, and what became of it.
+
+    Attributes:
+        name: for the screen, such as "JoCoR, seed 1".
+        epochs: how many it trains; epochs_done: how many are on disk.
+        error: one sentence, once it has failed.
+    """
+
+    name: str
+    folder: Path
+    settings: Mapping[str, Any]
+    epochs: int
+    epochs_done: int = 0
+    error: str | None = None
+    _process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
+    _log: IO[bytes] | None = field(default=None, repr=False)
+
+    def command(self) -> list[str]:
+        """The command line that makes this run; it goes on where an earlier one stopped."""
+        flags = [part for name, value in self.settings.items() for part in (OPTIONS[name].flag, str(value))]
+        return [sys.executable, "-m", "jocor_fast", "train", *flags, "--output", str(self.folder), "--resume"]
+
+    def start(self, threads: int) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._log = (self.folder / LOG_NAME).open("wb")
+        self._process = subprocess.Popen(
+            self.command(),
+            stdin=subprocess.DEVNULL,
+            stdout=self._log,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, "OMP_NUM_THREADS": str(threads)},
+            start_new_session=True,  # Ctrl-C reaches this process alone, which then stops its runs in order
+        )
+
+    def poll(self) -> bool:
+        """Read the progress; True once the run has ended."""
+        assert self._process is not None
+        code = self._process.poll()
+        self.epochs_done = len(read_metrics(self.folder))
+        if code is None:
+            return False
+        self._close()
+        if code != 0:
+            self.error = self._reason(code)
+        return True
+
+    def stop(self) -> None:
+        """Let a run that is going on write its checkpoint and end; kill it if it does not."""
+        if self._process is None or self._process.poll() is not None:
+            return
+        self._process.terminate()
+        try:
+            self._process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._close()
+
+    def _close(self) -> None:
+        if self._log is not None:
+            self._log.close()
+            self._log = None
+
+    def _reason(self, code: int) -> str:
+        """The sentence that the run ended with, else its exit code and where its output lies."""
+        log = self.folder / LOG_NAME
+        for line in reversed(log.read_text(encoding="utf-8", errors="replace").splitlines()):
+            if line.startswith(ERROR_PREFIX):
+                return line.removeprefix(ERROR_PREFIX)
+        ended = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        return f"it {ended}; its output is in {log}"
+
+
+def run_all(
+    runs: Sequence[QueuedRun],
+    *,
+    jobs: int,
+    threads: int,
+    on_change: Callable[[QueuedRun], None],
+    on_poll: Callable[[], None],
+) -> None:
+    """Make the runs in their order, `jobs` at a time with `threads` threads each; failures are noted in the runs.
+
+    on_change is called when a run starts and when it ends, on_poll about four times a second. Whatever ends this call
+    early (Ctrl-C, SIGTERM, an error) first stops the runs that are going on, which leave checkpoints.
+    """
+    waiting, running = list(runs), list[QueuedRun]()
+    with _termination_as_exit():
+        try:
+            while waiting or running:
+                while waiting and len(running) < jobs:
+                    run = waiting.pop(0)
+                    running.append(run)
+                    run.start(threads)
+                    on_change(run)
+                for run in [run for run in running if run.poll()]:
+                    running.remove(run)
+                    on_change(run)
+                on_poll()
+                if running:
+                    time.sleep(POLL_SECONDS)
+        finally:
+            for run in running:
+                if run._process is not None and run._process.poll() is None:
+                    run._process.terminate()  # all at once, so that they write their checkpoints side by side
+            for run in running:
+                run.stop()
+
+
+@contextmanager
+def _termination_as_exit() -> Iterator[None]:
+    """SIGTERM and SIGHUP end the block by SystemExit(128 + signal), so that its runs are stopped too."""
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    previous = {number: signal.signal(number, leave) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)

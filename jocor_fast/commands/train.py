@@ -1,0 +1,192 @@
+"""`jocor-fast train`: one run, from its options to its files."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.text import Text
+
+from ..config import Config, ConfigError, resolve
+from ..engine.errors import RunError
+from ..engine.run import Run, fit
+from ..engine.settings import TrainSettings
+from ..experiments import METHOD_TITLES
+from ..methods import METHODS
+from ..options import OPTIONS, TRAINING_FIELDS, Option
+from ..report.screen import TrainingProgress, final_table
+from ..report.tables import percent
+from ..schedules import steps_per_epoch, trained_epochs
+from ..task import Task, build_task, forget_rate_warning
+
+DESCRIPTION = """\
+Train on a data set whose training labels are wrong in part: noise is added to known labels, or the
+labels come from a file. Every option may also stand in a TOML file (--config), dashes as underscores:
+    dataset = "mnist"
+    noise = "symmetric"
+    noise_rate = 0.5"""
+
+# Kept in config.json and compared on --resume; where the files lie is not part of what a run is.
+RECORDED = tuple(name for name in OPTIONS if name not in ("data_root", "output", "resume"))
+# T_k counts epochs of some 400 steps; far shorter ramps were measured to lose to plain training.
+SHORT_RAMP_STEPS = 200
+CLASSES_SHOWN = 20
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare every option of config.OPTIONS as a flag, in its groups, and --config."""
+    groups: dict[str, Any] = {}
+    for option in OPTIONS.values():
+        if option.group not in groups:
+            groups[option.group] = parser.add_argument_group(option.group)
+        arguments: dict[str, Any] = {"dest": option.name, "default": argparse.SUPPRESS, "help": _help(option)}
+        if option.kind == "switch":
+            arguments["action"] = "store_true"
+        else:
+            arguments["metavar"] = option.metavar
+        groups[option.group].add_argument(option.flag, **arguments)
+    list(groups.values())[-1].add_argument(
+        "--config", metavar="FILE.toml", help="read options from a file; flags override it"
+    )
+
+
+def run(arguments: argparse.Namespace, console: Console) -> int:
+    """Train as the options say; 0, or a ConfigError, DataError or RunError."""
+    flags = {name: value for name, value in vars(arguments).items() if name in OPTIONS}
+    config = resolve(flags, arguments.config)
+    task = build_task(config, announce=lambda sentence: console.print(Text(sentence), soft_wrap=True))
+    settings = config.train_settings()
+    _print_header(config, task, console)
+    for warning in (forget_rate_warning(config, task), _ramp_warning(config, task)):
+        if warning:
+            print(f"jocor-fast: warning: {warning}", file=sys.stderr)
+    with TrainingProgress(console, trained_epochs(settings.epochs, settings.recipe)) as progress:
+        result = _fit(config, settings, task, progress)
+    _print_result(result, Path(config["output"]), console)
+    fault = result.summary.get("diverged")
+    if fault is not None:
+        place = f"epoch {fault['epoch']}" + (f", batch {fault['batch']}" if fault["batch"] is not None else "")
+        raise RunError(f"the run diverged in {place}: {fault['reason']}; its files are kept in {config['output']}")
+    return 0
+
+
+def _fit(config: Config, settings: TrainSettings, task: Task, progress: TrainingProgress) -> Run:
+    """The engine's run; its complaints name the flag or key that is to blame."""
+    try:
+        return fit(
+            settings,
+            task.build_network,
+            task.train,
+            test=task.test,
+            val=task.val,
+            output=config["output"],
+            resume=config["resume"],
+            extra_config=_recorded(config, task),
+            extra_summary={
+                "nominal_noise_rate": task.nominal_noise_rate,
+                "realised_noise_rate": task.realised_noise_rate,
+            },
+            on_epoch=lambda event: progress.on_epoch(event.metrics),
+            on_step=progress.on_step if progress.wants_steps else None,
+        )
+    except RunError as error:
+        raise RunError(config.relabelled(str(error))) from error
+    except ValueError as error:
+        raise ConfigError(config.relabelled(str(error))) from error
+    except (MemoryError, torch.OutOfMemoryError) as error:
+        raise RunError(f"out of memory on {settings.device}: a smaller --batch-size needs less") from error
+
+
+def _help(option: Option) -> str:
+    text = f"{option.help}: {', '.join(option.choices)}" if option.choices else option.help
+    shown = [option.why] if option.why else []
+    if option.default is not None and option.kind != "switch":
+        shown.insert(0, f"{option.default:g}" if option.kind == "number" else str(option.default))
+    return (f"{text} (default: {'; '.join(shown)})" if shown else text).replace("%", "%%")
+
+
+def _recorded(config: Config, task: Task) -> dict[str, Any]:
+    """What goes into config.json beside the engine's settings; the sources cover both."""
+    recorded: dict[str, Any] = {
+        "settings": {name: config[name] for name in RECORDED if name not in TRAINING_FIELDS},
+        "sources": {name: config.sources[name] for name in RECORDED},
+    }
+    if task.dataset.label_table is not None:
+        recorded["label_table"] = list(task.dataset.label_table)
+    return recorded
+
+
+def _print_header(config: Config, task: Task, console: Console) -> None:
+    """What is about to be done, a line a subject; values that nobody asked for with their source and reason."""
+    samples, batch, recipe = len(task.train.labels), config["batch_size"], config["recipe"]
+    epochs, steps = trained_epochs(config["epochs"], recipe), steps_per_epoch(samples, batch, recipe)
+    method = METHODS[config["method"]]
+    lines = {"data": _data_text(task), "noise": _noise_text(config, task)}
+    if task.dataset.label_table is not None:
+        lines["classes"] = _classes_text(task.dataset.label_table)
+    lines["method"] = f"{METHOD_TITLES[config['method']]}, recipe {recipe}, seed {config['seed']}"
+    if method.selects:
+        lines["τ"] = (
+            f"{config['forget_rate']:.4g} from epoch {config['ramp_epochs']} on ({config.origin('forget_rate')})"
+        )
+        lines["λ"] = f"{config['co_lambda']:g} ({config.origin('co_lambda')})"
+    lines["network"] = f"{method.num_networks} × {config['model']}" if method.num_networks > 1 else config["model"]
+    lines["batch"] = f"{batch} ({config.origin('batch_size')})"
+    lines["training"] = (
+        f"{epochs} epochs of {steps} steps, {config['optimizer']}, learning rate {config['lr']:g} falling after epoch "
+        f"{config['decay_start']} ({config.origin('decay_start')})"
+    )
+    lines["output"] = config["output"]
+    for name, text in lines.items():
+        console.print(Text(f"{name:<9} {text}"), soft_wrap=True)
+
+
+def _data_text(task: Task) -> str:
+    parts = [f"{len(task.train.labels):,} training"]
+    if task.val is not None:
+        parts.append(f"{len(task.val.labels):,} validation")
+    parts.append(f"{len(task.test.labels):,} test" if task.test is not None else "no test")
+    return f"{task.dataset.name}: {', '.join(parts)} samples, {task.dataset.num_classes} classes"
+
+
+def _noise_text(config: Config, task: Task) -> str:
+    rate = task.realised_noise_rate
+    realised = (
+        f"{percent(rate)} % of the labels are wrong" if rate is not None else "the share of wrong labels is unknown"
+    )
+    if config["labels"] is not None:
+        return f"labels from {config['labels']}: {realised}"
+    if config["noise_matrix"] is not None:
+        return f"matrix from {config['noise_matrix']}, draw {config['noise_seed']}: {realised}"
+    if config["noise"] == "clean":
+        return "none added (--noise-rate 0.5 would flip half of the labels)"
+    return f"{config['noise']}, nominal {percent(config['noise_rate'])} %, draw {config['noise_seed']}: {realised}"
+
+
+def _classes_text(label_table: Sequence[str]) -> str:
+    shown = ", ".join(f"{number} = {label}" for number, label in enumerate(label_table[:CLASSES_SHOWN]))
+    more = len(label_table) - CLASSES_SHOWN
+    return f"{shown}, and {more} more in config.json" if more > 0 else shown
+
+
+def _ramp_warning(config: Config, task: Task) -> str | None:
+    """A sentence where selection is at full strength before the networks have learnt what to select by."""
+    ramp, selects = config["ramp_epochs"], METHODS[config["method"]].selects and config["forget_rate"] > 0
+    steps = ramp * steps_per_epoch(len(task.train.labels), config["batch_size"], config["recipe"])
+    if not selects or not 0 < steps < SHORT_RAMP_STEPS:
+        return None
+    return (
+        f"the ramp of {ramp} epochs is only {steps} steps long, and a selection by loss so early can do harm: a "
+        "smaller --batch-size or a larger --ramp-epochs helps"
+    )
+
+
+def _print_result(result: Run, output: Path, console: Console) -> None:
+    console.print(final_table(result.metrics, result.summary).rich())
+    for what, name in (("curves", "curves.png"), ("epochs", "metrics.jsonl"), ("summary", "summary.json")):
+        console.print(Text(f"{what:<9} {output / name}"), soft_wrap=True)

@@ -1,0 +1,233 @@
+"""How flags, a TOML file, the recipe and presets become the settings of a run, each with its source.
+
+A value comes from the first of: its flag, the configuration file, the recipe, the data set's preset, the default.
+Values are checked where they are used: training settings by `engine.settings.TrainSettings`, noise by `noise`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from .data import DATASETS, NPZ_PREFIX
+from .engine.settings import TrainSettings
+from .experiments import PRESETS, PUBLISHED_CO_LAMBDA, preset_co_lambda
+from .options import OPTIONS, TRAINING_FIELDS, Option
+from .schedules import default_decay_start
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+Source = Literal["flag", "config", "recipe", "preset", "default"]
+NOISE_OPTIONS = ("noise", "noise_rate", "noise_seed", "noise_matrix")
+
+
+class ConfigError(ValueError):
+    """A flag or a configuration file is wrong (exit code 2). The message is one sentence that names the option."""
+
+
+@dataclass
+class Config:
+    """Settings with their sources, and the reason of each value that was not given.
+
+    Attributes:
+        values: one entry for every option; None is what does not apply, or is decided later from the data (model,
+            forget_rate).
+        sources: where each value comes from.
+        reasons: why a value that was not given is what it is, where there is more to say than "it is the default".
+        file: the configuration file, for messages.
+    """
+
+    values: dict[str, Any] = field(default_factory=dict)
+    sources: dict[str, Source] = field(default_factory=dict)
+    reasons: dict[str, str] = field(default_factory=dict)
+    file: str | None = None
+
+    def __getitem__(self, name: str) -> Any:
+        return self.values[name]
+
+    def given(self, name: str) -> bool:
+        """Whether the user said it, by flag or in the file."""
+        return self.sources[name] in ("flag", "config")
+
+    def decide(self, name: str, value: Any, source: Source = "default", reason: str = "") -> None:
+        """Set a value, its source and its reason."""
+        self.values[name], self.sources[name] = value, source
+        if reason:
+            self.reasons[name] = reason
+
+    def label(self, name: str) -> str:
+        """How a message names a setting: by its flag, or by its key and file."""
+        return f"{name} in {self.file}" if self.sources[name] == "config" else OPTIONS[name].flag
+
+    def origin(self, name: str) -> str:
+        """Where a value is from, for the screen: "flag", "preset: the authors' value for mnist"."""
+        reason = self.reasons.get(name)
+        return f"{self.sources[name]}: {reason}" if reason else self.sources[name]
+
+    def train_settings(self) -> TrainSettings:
+        """The engine's settings; what it refuses becomes a ConfigError that names the flag or key."""
+        chosen = {name: self.values[name] for name in TRAINING_FIELDS}
+        if chosen["forget_rate"] is None:  # not decided yet: the others can be checked all the same
+            chosen["forget_rate"] = 0.0
+        try:
+            return TrainSettings(**chosen)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(self.relabelled(str(error))) from error
+
+    def relabelled(self, message: str) -> str:
+        """A message that starts with the name of a setting ("lr must …", "output: …"), with its flag or key instead."""
+        first, _, rest = message.partition(" ")
+        name = first.removesuffix(":")
+        return f"{self.label(name)}{first[len(name) :]} {rest}" if name in OPTIONS else message
+
+
+def resolve(flags: Mapping[str, str | bool], file: str | None = None) -> Config:
+    """Settings from flags (option name → text, or True for a switch) and a TOML file, the rest filled in.
+
+    Raises:
+        ConfigError: an option is unknown, of the wrong type, out of range, or contradicts another one.
+    """
+    from_file = read_config_file(file) if file is not None else {}
+    config = Config(file=file)
+    for name, option in OPTIONS.items():
+        if name in flags:
+            config.decide(name, _flag_value(option, flags[name]), "flag")
+        elif name in from_file:
+            config.decide(name, from_file[name], "config")
+        else:
+            config.decide(name, option.default)
+    _check_conflicts(config)
+    _decide_noise(config)
+    _check_data_settings(config)
+    _decide_training(config)
+    config.train_settings()
+    if config["output"] is None:
+        config.decide("output", str(Path("runs") / default_run_name(config)))
+    return config
+
+
+def read_config_file(file: str) -> dict[str, Any]:
+    """The options in a TOML file, their names and types checked.
+
+    Raises:
+        ConfigError: the file cannot be read, is no TOML, or holds an unknown key or a value of the wrong type.
+    """
+    try:
+        content = tomllib.loads(Path(file).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"--config {file} cannot be read: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"--config {file} must be a text file in UTF-8") from error
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"--config {file} is not valid TOML: {error}") from error
+    unknown = [name for name in content if name not in OPTIONS]
+    if unknown:
+        keys = "an unknown key" if len(unknown) == 1 else "unknown keys"
+        raise ConfigError(f"--config {file} has {keys}: {', '.join(map(_with_suggestion, unknown))}")
+    try:
+        return {name: OPTIONS[name].check(value) for name, value in content.items()}
+    except ValueError as error:
+        name, _, rest = str(error).partition(" ")
+        raise ConfigError(f"{name} in {file} {rest}") from None
+
+
+def closest_option(name: str) -> str | None:
+    """The option that a misspelt flag or key probably means, by its name with underscores."""
+    return next(iter(difflib.get_close_matches(name.replace("-", "_"), OPTIONS, n=1)), None)
+
+
+def _with_suggestion(name: str) -> str:
+    meant = closest_option(name)
+    return f"{name} (did you mean {meant}?)" if meant else name
+
+
+def _flag_value(option: Option, text: str | bool) -> Any:
+    try:
+        return option.check(text) if isinstance(text, bool) else option.parse(text)
+    except ValueError:
+        raise ConfigError(f"{option.flag} must be {option.expected}, got {text!r}") from None
+
+
+def _check_conflicts(config: Config) -> None:
+    def exclude(first: str, second: str, why: str) -> None:
+        if config.given(first) and config.given(second):
+            raise ConfigError(f"{config.label(first)} and {config.label(second)} exclude each other: {why}")
+
+    for name in NOISE_OPTIONS:
+        exclude("labels", name, "labels from a file are noisy as they are")
+    exclude("noise_matrix", "noise", "the matrix is the noise")
+    exclude("noise_matrix", "noise_rate", "the matrix holds the rates")
+    for name, needed in (("clean_labels", "labels"), ("val_labels", "val_fraction")):
+        if config.given(name) and not config.given(needed):
+            raise ConfigError(f"{config.label(name)} needs {OPTIONS[needed].flag}")
+
+
+def _decide_noise(config: Config) -> None:
+    """Where labels or a matrix come from a file, kind and rate do not apply and are None."""
+    if config["labels"] is not None:
+        for name in NOISE_OPTIONS:
+            config.decide(name, None)
+        return
+    if config["noise_matrix"] is not None:
+        return
+    if not config.given("noise"):
+        config.decide("noise", "symmetric" if config.given("noise_rate") else "clean")
+    if config["noise"] != "clean":
+        if not config.given("noise_rate"):
+            kind = f"{config.label('noise')} {config['noise']}"
+            raise ConfigError(f"{kind} needs --noise-rate, the share of labels to flip")
+    elif not config.given("noise_rate"):
+        config.decide("noise_rate", 0.0)
+    elif config["noise_rate"] != 0:
+        raise ConfigError(f"{config.label('noise_rate')} must be 0 for clean labels, got {config['noise_rate']:g}")
+
+
+def _check_data_settings(config: Config) -> None:
+    dataset = config["dataset"]
+    if dataset not in DATASETS and not dataset.startswith(NPZ_PREFIX):
+        known = ", ".join([*DATASETS, NPZ_PREFIX + "FILE"])
+        raise ConfigError(f"{config.label('dataset')} must be one of {known}, got {dataset!r}")
+    if not 0 <= config["val_fraction"] < 1:  # NaN fails both comparisons
+        raise ConfigError(f"{config.label('val_fraction')} must lie in [0, 1), got {config['val_fraction']:g}")
+
+
+def _decide_training(config: Config) -> None:
+    """The recipe before the data set's preset before the default, for what was not given."""
+    dataset, recipe = config["dataset"], config["recipe"]
+    if not config.given("co_lambda"):
+        named = preset_co_lambda(dataset, config["noise"], config["noise_rate"])
+        if recipe == "published":
+            config.decide("co_lambda", PUBLISHED_CO_LAMBDA, "recipe", "the published code's default")
+        elif named is not None:
+            config.decide("co_lambda", named, "preset", f"the authors' value for {dataset}")
+    if dataset in PRESETS:
+        for name, value in PRESETS[dataset].settings.items():
+            if not config.given(name):
+                config.decide(name, value, "preset", PRESETS[dataset].reasons[name])
+    if not config.given("decay_start") and config["epochs"] >= 1:
+        decay_start = default_decay_start(config["epochs"], recipe=recipe, dataset=dataset)
+        if decay_start == default_decay_start(config["epochs"]):
+            config.decide("decay_start", decay_start)
+        else:
+            config.decide("decay_start", decay_start, "recipe", f"where the published code starts on {dataset}")
+
+
+def default_run_name(config: Config) -> str:
+    """The folder of a run that was given none: what tells runs apart, as "digits-jocor-symmetric-0.5-seed0"."""
+    dataset = config["dataset"]
+    if dataset.startswith(NPZ_PREFIX):
+        dataset = Path(dataset.removeprefix(NPZ_PREFIX)).stem
+    if config["labels"] is not None:
+        noise = Path(config["labels"]).name.replace(":", "-")
+    elif config["noise_matrix"] is not None:
+        noise = Path(config["noise_matrix"]).stem
+    else:
+        noise = f"{config['noise']}-{config['noise_rate']:g}" if config["noise_rate"] else config["noise"]
+    return f"{dataset}-{config['method']}-{noise}-seed{config['seed']}"

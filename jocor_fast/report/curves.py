@@ -1,0 +1,117 @@
+"""Test accuracy and label precision against epochs, as in the paper's figures.
+
+Drawn with matplotlib's object interface on the Agg canvas: no display is needed, and a caller's pyplot is left alone.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from .results import mean_and_std
+
+Metrics = Sequence[Mapping[str, Any]]
+
+# The two rows of the paper's figures: metrics field, axis label.
+ROWS = (("test_accuracy", "test accuracy (%)"), ("label_precision", "label precision (%)"))
+PANEL_INCHES = (4.2, 2.8)
+MARKER_EPOCHS = 3  # a line through so few points is hard to see without markers
+
+
+def draw_curves(metrics: Metrics, path: str | os.PathLike[str], title: str = "") -> None:
+    """Draw one run: test accuracy (and validation accuracy where there is one) above, label precision below.
+
+    A run of one epoch becomes a dot, a field without any value an empty panel that says "n/a".
+
+    Args:
+        metrics: a dict an epoch: epoch, test_accuracy, label_precision, val_accuracy (fractions, or None).
+        path: the image to write; its ending gives the format.
+        title: heads the figure.
+    """
+    figure, axes = _panels(columns=1)
+    for axis, (field, label) in zip(axes[:, 0], ROWS, strict=True):
+        _draw_line(axis, [metrics], field, name="test" if field == "test_accuracy" else "", color="C0")
+        if field == "test_accuracy" and any(line.get("val_accuracy") is not None for line in metrics):
+            _draw_line(axis, [metrics], "val_accuracy", name="validation", color="C1", style="--")
+            axis.legend(loc="lower right", fontsize="small")
+        _finish(axis, label)
+    _save(figure, path, title)
+
+
+def draw_comparison(
+    panels: Mapping[str, Mapping[str, Sequence[Metrics]]], path: str | os.PathLike[str], title: str = ""
+) -> None:
+    """Draw methods against each other: a column a noise type, a line a method, shaded by ± one standard deviation.
+
+    Args:
+        panels: {column title: {method: [metrics of each run]}}; where runs differ in length, an epoch is averaged over
+            those that reached it.
+        path: the image to write; its ending gives the format.
+        title: heads the figure.
+    """
+    figure, axes = _panels(columns=max(len(panels), 1))
+    names = list(dict.fromkeys(method for methods in panels.values() for method in methods))
+    for column, (heading, methods) in enumerate(panels.items()):
+        for axis, (field, label) in zip(axes[:, column], ROWS, strict=True):
+            for method, runs in methods.items():
+                _draw_line(axis, runs, field, name=method, color=f"C{names.index(method)}")
+            _finish(axis, label if column == 0 else "")
+        axes[0, column].set_title(heading, fontsize="medium")
+        if axes[0, column].lines:
+            axes[0, column].legend(loc="lower right", fontsize="small")
+    _save(figure, path, title)
+
+
+def _panels(columns: int) -> tuple[Figure, np.ndarray]:
+    figure = Figure(figsize=(PANEL_INCHES[0] * columns + 0.6, PANEL_INCHES[1] * len(ROWS)), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots(len(ROWS), columns, sharex=True, squeeze=False)
+    for axis in axes[-1]:
+        axis.set_xlabel("epoch")
+    return figure, axes
+
+
+def _draw_line(axis: Axes, runs: Sequence[Metrics], field: str, *, name: str, color: str, style: str = "-") -> None:
+    """The mean over the runs that have a value at an epoch, shaded by ± one standard deviation where several have."""
+    by_epoch: dict[int, list[float]] = {}
+    for metrics in runs:
+        for line in metrics:
+            if line.get(field) is not None:
+                by_epoch.setdefault(int(line["epoch"]), []).append(100.0 * float(line[field]))
+    if not by_epoch:
+        return
+    epochs = sorted(by_epoch)
+    statistics = [mean_and_std(by_epoch[epoch]) for epoch in epochs]
+    means = np.array([mean for mean, _ in statistics], dtype=float)
+    stds = np.array([std or 0.0 for _, std in statistics], dtype=float)
+    marker = "o" if len(epochs) < MARKER_EPOCHS else ""
+    axis.plot(epochs, means, style, color=color, label=name, marker=marker, markersize=4, linewidth=1.4)
+    if stds.any():
+        axis.fill_between(epochs, means - stds, means + stds, color=color, alpha=0.25, linewidth=0)
+
+
+def _finish(axis: Axes, label: str) -> None:
+    axis.set_ylabel(label)
+    axis.grid(alpha=0.3)
+    axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+    if not axis.lines:
+        axis.text(0.5, 0.5, "n/a", transform=axis.transAxes, ha="center", va="center", color="gray")
+        axis.set_yticks([])
+
+
+def _save(figure: Figure, path: str | os.PathLike[str], title: str) -> None:
+    """Write beside the target, then rename: a reader never sees half a picture."""
+    target = Path(path)
+    if title:
+        figure.suptitle(title, fontsize="medium")
+    partial = target.with_name(f".{target.stem}.partial{target.suffix}")
+    figure.savefig(partial, dpi=120)
+    os.replace(partial, target)

@@ -1,0 +1,128 @@
+"""What a training run shows: a progress bar on a terminal, a line an epoch elsewhere, and a table at the end."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
+from rich.text import Text
+
+from .results import best_epoch
+from .tables import NOT_AVAILABLE, TextTable, percent
+
+REFRESH_SECONDS = 0.1  # a step can take a third of a millisecond: drawing each would cost more than the step
+NARROW, WIDE = 60, 90  # terminal widths below which the bar, or the less important figures, are left out
+
+
+class TrainingProgress:
+    """Shows a run of `epochs` epochs on a console: a context manager whose `on_step` and `on_epoch` the engine calls.
+
+    On a terminal that can redraw a line it is one bar with the latest figures and the time left; elsewhere (a file, a
+    pipe, TERM=dumb) every epoch prints one line.
+    """
+
+    def __init__(self, console: Console, epochs: int) -> None:
+        self.console = console
+        self.epochs = epochs
+        self._drawn = 0.0
+        self._bar: Progress | None = None
+        if console.is_interactive:
+            self._bar = Progress(*_columns(console.width), console=console, transient=True, refresh_per_second=8)
+            self._task = self._bar.add_task("training", total=epochs, epoch=0, figures="")
+
+    def __enter__(self) -> TrainingProgress:
+        if self._bar is not None:
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    @property
+    def wants_steps(self) -> bool:
+        """Whether `on_step` draws anything."""
+        return self._bar is not None
+
+    def on_step(self, epoch: int, done: int, steps: int) -> None:
+        """Move the bar within an epoch."""
+        now = time.monotonic()
+        if self._bar is not None and now - self._drawn >= REFRESH_SECONDS:
+            self._drawn = now
+            self._bar.update(self._task, completed=epoch - 1 + done / steps, epoch=epoch)
+
+    def on_epoch(self, metrics: Mapping[str, Any]) -> None:
+        """Show a finished epoch's line of metrics."""
+        epoch = metrics["epoch"]
+        if self._bar is None:
+            self.console.print(Text(epoch_line(metrics, self.epochs)), soft_wrap=True)
+            self.console.file.flush()
+        else:
+            self._bar.update(self._task, completed=epoch, epoch=epoch, figures=_figures(metrics, self.console.width))
+
+
+def epoch_line(metrics: Mapping[str, Any], epochs: int) -> str:
+    """ "epoch  12/200  loss 0.4312  test 95.12 %  label precision 93.40 %  kept 50 %  0.7 s"."""
+    parts = [
+        f"epoch {metrics['epoch']:>{len(str(epochs))}}/{epochs}",
+        f"loss {_loss(metrics['train_loss'])}",
+        f"test {_percent_sign(metrics['test_accuracy'])}",
+        f"label precision {_percent_sign(metrics['label_precision'])}",
+        f"kept {100 * metrics['keep_rate']:.0f} %",
+        f"{metrics['seconds'] + metrics['eval_seconds']:.1f} s",
+    ]
+    if metrics.get("val_accuracy") is not None:
+        parts.insert(3, f"validation {_percent_sign(metrics['val_accuracy'])}")
+    if metrics.get("nonfinite_rows"):
+        parts.append(f"{metrics['nonfinite_rows']} rows with a non-finite loss")
+    return "  ".join(parts)
+
+
+def final_table(metrics: Sequence[Mapping[str, Any]], summary: Mapping[str, Any]) -> TextTable:
+    """Best epoch, mean of the last ten and last epoch side by side: test accuracy and label precision in percent."""
+    last, mean, best = metrics[-1], summary["last_10_mean"], best_epoch(metrics)
+    chosen = summary.get("best_by_validation")
+    by_epoch = {line["epoch"]: line for line in metrics}
+    columns: dict[str, Mapping[str, Any]] = {
+        f"best (epoch {best['epoch']})" if best else "best epoch": best or {},
+        f"mean of last {mean['epochs']}": mean,
+        f"last (epoch {last['epoch']})": last,
+    }
+    if chosen:
+        columns[f"best by validation ({chosen['epoch']})"] = by_epoch.get(chosen["epoch"], chosen)
+    rows = {"test accuracy, %": "test_accuracy", "label precision, %": "label_precision"}
+    note = "best: by the test labels, so not a result to report" if best else ""
+    return TextTable(
+        ("", *columns),
+        [(heading, *(percent(values.get(name)) for values in columns.values())) for heading, name in rows.items()],
+        note=note,
+    )
+
+
+def _columns(width: int) -> list[ProgressColumn]:
+    columns: list[ProgressColumn] = [TextColumn("epoch {task.fields[epoch]}/{task.total:.0f}")]
+    if width >= NARROW:
+        columns.append(BarColumn(bar_width=None if width >= WIDE else 16))
+    return [*columns, TextColumn("{task.fields[figures]}"), TimeRemainingColumn(compact=True), TextColumn("left")]
+
+
+def _figures(metrics: Mapping[str, Any], width: int) -> str:
+    test = f"test {_percent_sign(metrics['test_accuracy'])}"
+    if width < NARROW:
+        return test
+    figures = f"{test}  precision {_percent_sign(metrics['label_precision'])}"
+    return figures if width < WIDE else f"loss {_loss(metrics['train_loss'])}  {figures}"
+
+
+def _percent_sign(fraction: float | None) -> str:
+    return NOT_AVAILABLE if fraction is None else f"{percent(fraction)} %"
+
+
+def _loss(loss: float | None) -> str:
+    return NOT_AVAILABLE if loss is None else f"{loss:.4f}"

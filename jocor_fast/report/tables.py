@@ -1,0 +1,90 @@
+"""Tables in the three forms that people use: on the screen, as Markdown, as CSV.
+
+A cell on the screen or in Markdown is text for people (percent); a CSV holds the plain values for programs (fractions,
+an empty field for what does not apply).
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.table import Table as RichTable
+from rich.text import Text
+
+NOT_AVAILABLE = "n/a"
+
+
+def percent(fraction: float | None, digits: int = 2) -> str:
+    """A fraction as percent without the sign ("93.40"), "n/a" for None."""
+    return NOT_AVAILABLE if fraction is None else f"{100.0 * fraction:.{digits}f}"
+
+
+def percent_with_std(mean: float | None, std: float | None, digits: int = 2) -> str:
+    """ "93.40 ± 0.21" from fractions; without the second half where there is no standard deviation."""
+    return percent(mean, digits) + (f" ± {percent(std, digits)}" if mean is not None and std is not None else "")
+
+
+@dataclass(frozen=True)
+class TextTable:
+    """Headings and rows of formatted text; the first column is left-aligned, the others hold numbers."""
+
+    columns: tuple[str, ...]
+    rows: Sequence[tuple[str, ...]]
+    title: str = ""
+    note: str = ""
+
+    def markdown(self) -> str:
+        """A Markdown table, padded so that it reads as plain text too."""
+        grid = [self.columns, *self.rows]
+        widths = [max(3, *(len(row[i]) for row in grid)) for i in range(len(self.columns))]
+
+        def line(row: Sequence[str]) -> str:
+            cells = [
+                text.ljust(width) if i == 0 else text.rjust(width)
+                for i, (text, width) in enumerate(zip(row, widths, strict=True))
+            ]
+            return "| " + " | ".join(cells) + " |"
+
+        rule = "|" + "|".join("-" * (w + 2) if i == 0 else "-" * (w + 1) + ":" for i, w in enumerate(widths)) + "|"
+        body = "\n".join([line(self.columns), rule, *(line(row) for row in self.rows)])
+        parts = [f"**{self.title}**" if self.title else "", body, self.note]
+        return "\n\n".join(part for part in parts if part) + "\n"
+
+    def rich(self) -> RichTable:
+        """The same for a rich console."""
+        table = RichTable(
+            title=Text(self.title) if self.title else None,
+            caption=Text(self.note) if self.note else None,
+            box=box.SIMPLE_HEAD,
+            title_justify="left",
+            caption_justify="left",
+        )
+        for position, heading in enumerate(self.columns):
+            table.add_column(Text(heading), justify="left" if position == 0 else "right")
+        for row in self.rows:
+            table.add_row(*map(Text, row))
+        return table
+
+
+def csv_text(columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> str:
+    """CSV with a heading line; None becomes an empty field, floats keep every digit."""
+    buffer = io.StringIO()
+    writer = csv.DictWriter(buffer, fieldnames=list(columns), lineterminator="\n")
+    writer.writeheader()
+    for row in rows:
+        writer.writerow({name: "" if row.get(name) is None else row[name] for name in columns})
+    return buffer.getvalue()
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a whole file or none: the text goes beside the target first."""
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_text(text, encoding="utf-8")
+    os.replace(partial, path)
