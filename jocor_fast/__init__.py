@@ -2,6 +2,7 @@
 
 from . import noise, reference, schedules
 from ._extension import build_info
+from .engine.api import train
 from .losses import JoCoRLoss, JoCoROutput, jocor_loss, joint_loss, num_keep, select_small_loss
 
 __version__: str = build_info()["version"]
@@ -17,4 +18,5 @@ __all__ = [
     "reference",
     "schedules",
     "select_small_loss",
+    "train",
 ]
