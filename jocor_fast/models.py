@@ -145,7 +145,8 @@ def _torchvision_classifier(models: ModuleType, name: str, shape: tuple[int, ...
         raise ValueError(f"model {name!r} takes images of 1 or 3 channels, got samples of shape {shape}")
     options: dict[str, object] = {}
     if name in ("googlenet", "inception_v3"):
-        options = {"aux_logits": False, "init_weights": True}  # their auxiliary heads return tuples in training
+        # Their auxiliary heads return tuples in training; their own initialisation takes ten seconds.
+        options = {"aux_logits": False, "init_weights": False}
     elif name.startswith("vit_"):
         options = {"image_size": height}
     elif name.startswith("maxvit"):
