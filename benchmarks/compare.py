@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from contenders import CONTENDERS, OURS, SHAPES, THREADS, Inputs, assert_agree, make_inputs, step
+from contenders import CONTENDERS, OURS, SHAPES, THREADS, Inputs, assert_agree, make_inputs
 from record import RESULTS, described, machine, markdown_table, microseconds, versions
 
 GIB = str(1 << 30)
@@ -45,11 +45,11 @@ def measure(inputs: Inputs) -> dict[str, list[float]]:
     while rounds < MIN_ROUNDS or perf_counter() < end:
         turns.shuffle(order)
         for name in order:
-            loss = CONTENDERS[name]
-            step(loss, inputs)  # brings this contender's code and data back into the caches
+            step = CONTENDERS[name]
+            step(inputs)  # brings this contender's code and data back into the caches
             for _ in range(timed_steps):
                 start = perf_counter()
-                step(loss, inputs)
+                step(inputs)
                 times[name].append(perf_counter() - start)
         rounds += 1
     return times

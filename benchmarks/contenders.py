@@ -1,13 +1,14 @@
 """The contenders of the benches, and the shapes: forward and backward of the joint loss over the k rows that it keeps.
 
-Every contender takes the same logits and labels and returns the 0-d loss; `step` adds the backward pass. What is timed
-is checked first: `assert_agree` compares losses and gradients.
+A contender is a step: from the same inputs to the loss and both gradients. What is timed is checked first:
+`assert_agree` compares losses and gradients with the reference.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -15,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import jocor_fast as jf
+from jocor_fast import _C
 
 CO_LAMBDA = 0.9
 THREADS = 2
@@ -44,6 +46,8 @@ class Inputs:
     logits2: Tensor
     target: Tensor  # int64 [B]
     kept: int
+    num_selected: Tensor  # kept, as the kernels read it: 0-d int64
+    one: Tensor  # the gradient of the loss with respect to itself: 0-d
 
 
 def make_inputs(shape: Shape) -> Inputs:
@@ -51,7 +55,14 @@ def make_inputs(shape: Shape) -> Inputs:
     generator = torch.Generator().manual_seed(0)
     shared, own1, own2 = (torch.randn(shape.rows, shape.classes, generator=generator) for _ in range(3))
     target = torch.randint(shape.classes, (shape.rows,), generator=generator)
-    return Inputs((2 * shared + own1).requires_grad_(), (2 * shared + own2).requires_grad_(), target, shape.kept)
+    return Inputs(
+        logits1=(2 * shared + own1).requires_grad_(),
+        logits2=(2 * shared + own2).requires_grad_(),
+        target=target,
+        kept=shape.kept,
+        num_selected=torch.tensor(shape.kept),
+        one=torch.ones(()),
+    )
 
 
 def published(logits1: Tensor, logits2: Tensor, target: Tensor, kept: int) -> Tensor:
@@ -83,33 +94,62 @@ def ours(logits1: Tensor, logits2: Tensor, target: Tensor, kept: int) -> Tensor:
     return jf.jocor_loss(logits1, logits2, target, co_lambda=CO_LAMBDA, num_keep=kept).loss
 
 
-# One compilation a shape: with torch's default a second shape would be compiled for any number of rows, and be slower.
-CONTENDERS: dict[str, Loss] = {
-    "published formula": published,
-    "eager PyTorch": eager,
-    "torch.compile": torch.compile(eager, dynamic=False),
-    "jocor_fast": ours,
-}
+class Result(NamedTuple):
+    loss: Tensor | None  # None where a contender does not compute it
+    gradient1: Tensor
+    gradient2: Tensor
+
+
+Step = Callable[[Inputs], Result]
+
+
+def differentiated(loss: Loss) -> Step:
+    """Forward and backward through autograd."""
+
+    def step(inputs: Inputs) -> Result:
+        value = loss(inputs.logits1, inputs.logits2, inputs.target, inputs.kept)
+        gradient1, gradient2 = torch.autograd.grad(value, (inputs.logits1, inputs.logits2))
+        return Result(value, gradient1, gradient2)
+
+    return step
+
+
+def kernels_alone(inputs: Inputs) -> Result:
+    """Our three kernels called one by one: what is left of the time without autograd and the dispatcher."""
+    logits1, logits2, target = inputs.logits1.detach(), inputs.logits2.detach(), inputs.target
+    per_sample, statistics = _C.joint_loss_forward(logits1, logits2, target, CO_LAMBDA)
+    selected = _C.select_small_loss(per_sample, inputs.kept)
+    gradients = _C.joint_loss_backward(
+        inputs.one, logits1, logits2, target, statistics, selected, inputs.num_selected, CO_LAMBDA
+    )
+    return Result(None, *gradients)
+
+
 OURS = "jocor_fast"
-
-
-def step(loss: Loss, inputs: Inputs) -> tuple[Tensor, Tensor, Tensor]:
-    """Forward and backward: the loss and both gradients."""
-    value = loss(inputs.logits1, inputs.logits2, inputs.target, inputs.kept)
-    gradient1, gradient2 = torch.autograd.grad(value, (inputs.logits1, inputs.logits2))
-    return value, gradient1, gradient2
+CONTENDERS: dict[str, Step] = {
+    "published formula": differentiated(published),
+    "eager PyTorch": differentiated(eager),
+    # One compilation a shape: by torch's default the second would be compiled for any number of rows, and be slower.
+    "torch.compile": differentiated(torch.compile(eager, dynamic=False)),
+    OURS: differentiated(ours),
+    "its kernels alone": kernels_alone,
+}
 
 
 def assert_agree(inputs: Inputs) -> None:
     """Each contender's loss and gradients agree with the reference in float64, else AssertionError names it."""
-    logits1, logits2 = (logits.detach().double().requires_grad_() for logits in (inputs.logits1, inputs.logits2))
-    in_float64 = Inputs(logits1, logits2, inputs.target, inputs.kept)
 
     def reference(logits1: Tensor, logits2: Tensor, target: Tensor, kept: int) -> Tensor:
         return jf.reference.jocor_loss(logits1, logits2, target, co_lambda=CO_LAMBDA, num_keep=kept).loss
 
-    expected = step(reference, in_float64)
-    for name, loss in CONTENDERS.items():
-        for what, value, right in zip(("loss", "gradient 1", "gradient 2"), step(loss, inputs), expected, strict=True):
-            error = ((value - right).abs().max() / right.abs().max()).item()
-            assert error <= 1e-5, f"{name}: its {what} is {error:.1e} of the largest entry away from the reference"
+    in_float64 = replace(
+        inputs,
+        logits1=inputs.logits1.detach().double().requires_grad_(),
+        logits2=inputs.logits2.detach().double().requires_grad_(),
+    )
+    expected = differentiated(reference)(in_float64)
+    for name, step in CONTENDERS.items():
+        for what, value, right in zip(Result._fields, step(inputs), expected, strict=True):
+            if value is not None and right is not None:
+                error = ((value - right).abs().max() / right.abs().max()).item()
+                assert error <= 1e-5, f"{name}: {what} is {error:.1e} of its largest entry away from the reference"

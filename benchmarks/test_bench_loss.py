@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
-from contenders import CONTENDERS, SHAPES, Inputs, Shape, assert_agree, make_inputs, step
+from contenders import CONTENDERS, SHAPES, Inputs, Shape, assert_agree, make_inputs
 
 
 @pytest.fixture(scope="module", params=SHAPES, ids=str)
@@ -19,4 +19,4 @@ def case(request: pytest.FixtureRequest) -> tuple[Shape, Inputs]:
 def test_forward_and_backward(benchmark: BenchmarkFixture, case: tuple[Shape, Inputs], contender: str) -> None:
     shape, inputs = case
     benchmark.group = str(shape)
-    benchmark(step, CONTENDERS[contender], inputs)
+    benchmark(CONTENDERS[contender], inputs)
