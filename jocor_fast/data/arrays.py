@@ -56,11 +56,13 @@ class NpzArchive(contextlib.AbstractContextManager["NpzArchive"]):
     def __init__(self, path: str | os.PathLike[str]) -> None:
         """Open the file; DataError where it is no .npz archive."""
         self.path = Path(path)
-        with reading(path, "an .npz archive"):
-            archive = np.load(path, allow_pickle=False)
+        with reading(path, "an .npz archive"), contextlib.ExitStack() as on_error:
+            file = on_error.enter_context(open(path, "rb"))  # np.load leaves a broken archive open
+            archive = np.load(file, allow_pickle=False)
             if not isinstance(archive, np.lib.npyio.NpzFile):
                 raise DataError(f"{self.path} is a single array, not an .npz archive")
-            self._archive = archive
+            self._archive, self._file = archive, file
+            on_error.pop_all()
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -76,6 +78,7 @@ class NpzArchive(contextlib.AbstractContextManager["NpzArchive"]):
 
     def __exit__(self, *exception: object) -> None:
         self._archive.close()
+        self._file.close()
 
 
 def read_pt(path: str | os.PathLike[str], key: str) -> Any:

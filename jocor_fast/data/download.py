@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import shutil
@@ -9,6 +10,7 @@ import urllib.request
 from collections.abc import Sequence
 from http.client import HTTPException
 from pathlib import Path
+from typing import BinaryIO
 
 _SECONDS_WITHOUT_AN_ANSWER = 15
 
@@ -33,23 +35,26 @@ def download(urls: Sequence[str], target: Path, md5: str) -> None:
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         for url in urls:
-            try:
-                # A proxy's settings are those of the environment; the checksum makes plain http safe.
-                with (
-                    urllib.request.urlopen(url, timeout=_SECONDS_WITHOUT_AN_ANSWER) as answer,
-                    open(part, "wb") as file,
-                ):
-                    shutil.copyfileobj(answer, file)
-            except (OSError, HTTPException) as error:
-                faults.setdefault(str(getattr(error, "reason", None) or error), url)
-                continue
+            with open(part, "wb") as file:
+                fault = _copy(url, file)
             found = hashlib.md5(part.read_bytes(), usedforsecurity=False).hexdigest()
-            if found == md5:
+            if fault is None and found == md5:
                 os.replace(part, target)
                 return
-            faults.setdefault(f"its MD5 sum is {found}, not {md5}", url)
+            faults.setdefault(fault or f"its MD5 sum is {found}, not {md5}", url)
     except OSError as error:
         raise DownloadError(f"{target.parent} cannot be written: {error.strerror or error}") from error
     finally:
-        part.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            part.unlink()
     raise DownloadError("; ".join(f"{url}: {fault}" for fault, url in faults.items()))
+
+
+def _copy(url: str, file: BinaryIO) -> str | None:
+    """Copy what an address answers; the fault, or None. A proxy's settings are those of the environment."""
+    try:
+        with urllib.request.urlopen(url, timeout=_SECONDS_WITHOUT_AN_ANSWER) as answer:
+            shutil.copyfileobj(answer, file)
+    except (OSError, HTTPException) as error:
+        return str(getattr(error, "reason", None) or error)
+    return None

@@ -22,13 +22,15 @@ _GZIP_MAGIC = b"\x1f\x8b"
 
 
 @dataclass(frozen=True)
-class _Site:
+class IdxSite:
+    """Where the gzip files of a data set are found."""
+
     addresses: tuple[str, ...]  # of the folder; the first is the one that a reader is pointed to
     md5: tuple[str, ...]  # of the four gzip files, as their publishers state them
 
 
 IDX_SITES = {
-    "mnist": _Site(
+    "mnist": IdxSite(
         ("https://ossci-datasets.s3.amazonaws.com/mnist/", "https://storage.googleapis.com/cvdf-datasets/mnist/"),
         (
             "f68b3c2dcbeaaa9fbdd348bbdeb94873",
@@ -37,7 +39,7 @@ IDX_SITES = {
             "ec29112dd5afa0611ce80d1b7f02629c",
         ),
     ),
-    "fashion-mnist": _Site(
+    "fashion-mnist": IdxSite(
         (
             "https://github.com/zalandoresearch/fashion-mnist/raw/master/data/fashion/",
             "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
@@ -121,9 +123,8 @@ def _found(folder: Path) -> dict[str, Path]:
 
 def _downloaded(name: str, folders: Sequence[Path], announce: Callable[[str], None] | None) -> dict[str, Path]:
     folder, site = folders[0], IDX_SITES[name]
-    missing = [stem for stem in _STEMS if stem not in _found(folder)]
     for stem, md5 in zip(_STEMS, site.md5, strict=True):
-        if stem not in missing:
+        if stem in _found(folder):
             continue
         file = f"{stem}.gz"
         if announce:
@@ -131,7 +132,7 @@ def _downloaded(name: str, folders: Sequence[Path], announce: Callable[[str], No
         try:
             download([address + file for address in site.addresses], folder / file, md5)
         except DownloadError as error:
-            files = ", ".join(f"{stem}.gz" for stem in missing)
+            files = ", ".join(f"{stem}.gz" for stem in _STEMS if stem not in _found(folder))
             raise DataError(
                 f"{name} is not in {' or '.join(map(str, folders))}, and cannot be downloaded ({error}): "
                 f"{folder} needs {files} from {site.addresses[0]}"
