@@ -42,8 +42,8 @@ def reading(path: str | os.PathLike[str], kind: str) -> Iterator[None]:
 
 def read_npy(path: str | os.PathLike[str]) -> np.ndarray:
     """The array of a .npy file; DataError where it is none, or one of Python objects."""
-    with reading(path, "a .npy array"):
-        array = np.load(path, allow_pickle=False)
+    with reading(path, "a .npy array"), open(path, "rb") as file:
+        array = np.load(file, allow_pickle=False)
         if isinstance(array, np.ndarray):
             return array
         array.close()

@@ -19,7 +19,6 @@ class Dataset:
 
     Attributes:
         name: as it was asked for, such as "mnist" or "npz:scans.npz".
-        source: the folder or file that it was read from, for messages.
         train_inputs: [N, H, W] for gray images, [N, 3, H, W] for colour, [N, D] for features; C-contiguous; uint8, or
             float32 where an .npz file held floats.
         train_labels: int64 [N], the data set's own labels (the truth, as far as is known), 0 … C−1.
@@ -29,10 +28,10 @@ class Dataset:
         input_scale: what a network is given is input · input_scale, in [0, 1] for images; 1 for float inputs.
         label_table: the original labels in the order 0 … C−1, where they had to be mapped, else None.
         default_model: the network for this data where none is asked for: "mlp" or "cnn".
+        source: the folder or file that it was read from, for messages; "" where there is none.
     """
 
     name: str
-    source: str
     train_inputs: np.ndarray
     train_labels: np.ndarray
     num_classes: int
@@ -43,22 +42,24 @@ class Dataset:
     input_scale: float = 1 / 255
     label_table: tuple[str, ...] | None = None
     default_model: str = "mlp"
+    source: str = ""
 
     def __post_init__(self) -> None:
+        where = self.source or self.name
         for part in ("train", "test", "val"):
             inputs, labels = getattr(self, f"{part}_inputs"), getattr(self, f"{part}_labels")
             if inputs is None and labels is None:
                 continue
             if inputs is None or labels is None:
-                raise DataError(f"{self.source} has {part} {'labels' if inputs is None else 'images'} only")
+                raise DataError(f"{where} has {part} {'labels' if inputs is None else 'images'} only")
             if len(inputs) != len(labels) or not len(inputs):
                 raise DataError(
-                    f"{self.source} must have as many {part} labels as images, and at least one, "
+                    f"{where} must have as many {part} labels as images, and at least one, "
                     f"got {len(inputs)} images and {len(labels)} labels"
                 )
             if inputs.shape[1:] != self.input_shape or inputs.dtype != self.train_inputs.dtype:
                 raise DataError(
-                    f"{self.source} must have {part} images like its train images, {self.input_shape} of "
+                    f"{where} must have {part} images like its train images, {self.input_shape} of "
                     f"{self.train_inputs.dtype}, got {inputs.shape[1:]} of {inputs.dtype}"
                 )
 

@@ -22,7 +22,6 @@ def load_digits() -> Dataset:
     images, labels = digits.images[order].astype(np.uint8), digits.target[order].astype(np.int64)
     return Dataset(
         name="digits",
-        source="scikit-learn's digits",
         train_inputs=images[:_TRAIN_SIZE],
         train_labels=labels[:_TRAIN_SIZE],
         test_inputs=images[_TRAIN_SIZE:],
