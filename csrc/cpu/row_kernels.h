@@ -101,6 +101,17 @@ int64_t arg_max(const Logit* row, int64_t classes) {
   return best;
 }
 
+template <class Logit>
+JF_INLINE std::pair<RealOf<Logit>, RealOf<Logit>> row_maxima(const Logit* z1, const Logit* z2, int64_t classes) {
+  using Real = RealOf<Logit>;
+  Vector<Real> max1 = broadcast(-std::numeric_limits<Real>::infinity()), max2 = max1;
+  for_each_vector<Real>(classes, [&](int64_t j, int n, auto whole) __attribute__((always_inline)) {
+    max1 = larger(load_columns(z1, j, n, whole), max1);
+    max2 = larger(load_columns(z2, j, n, whole), max2);
+  });
+  return {max_of_lanes<Real>(max1), max_of_lanes<Real>(max2)};
+}
+
 // --- step 1 ---------------------------------------------------------------------------------------------------------
 
 // Rows are taken in blocks, and each block goes through phases: maxima, exponentials and their sums, logarithms,
@@ -126,15 +137,10 @@ struct Block {
 
 template <class Logit>
 JF_INLINE void find_maxima(Block<Logit>& block, int64_t rows, int64_t classes) {
-  using Real = RealOf<Logit>;
   for (int64_t r = 0; r < rows; ++r) {
-    Vector<Real> max1 = broadcast(-std::numeric_limits<Real>::infinity()), max2 = max1;
-    for_each_vector<Real>(classes, [&](int64_t j, int n, auto whole) __attribute__((always_inline)) {
-      max1 = larger(load_columns(block.z1[r], j, n, whole), max1);
-      max2 = larger(load_columns(block.z2[r], j, n, whole), max2);
-    });
-    block.max1[r] = max_of_lanes<Real>(max1);
-    block.max2[r] = max_of_lanes<Real>(max2);
+    const auto maxima = row_maxima(block.z1[r], block.z2[r], classes);
+    block.max1[r] = maxima.first;
+    block.max2[r] = maxima.second;
   }
 }
 
@@ -212,12 +218,12 @@ JF_INLINE bool write_row(const RowParams& params, const Block<Logit>& block, int
     // log_sum - (z_y - max) and not lse - z_y: the large numbers leave before the small ones are added
     loss1 = block.log_sum1[r] - (logit_at(block.z1[r], label.value) - block.max1[r]);
     loss2 = block.log_sum2[r] - (logit_at(block.z2[r], label.value) - block.max2[r]);
-    joint = combined_loss(loss1, loss2, block.symmetric_kl[r], static_cast<Real>(pair.co_lambda));
+    joint = combined_loss(loss1, loss2, block.symmetric_kl[r], pair.co_lambda);
   } else if (!label.ignored) {
     loss1 = loss2 = joint = std::numeric_limits<Real>::quiet_NaN();
   }
-  static_cast<RowStatistics<Real>*>(params.statistics)[row] = {
-      block.max1[r] + block.log_sum1[r], block.max2[r] + block.log_sum2[r], block.kl12[r], block.kl21[r]};
+  static_cast<RowStatistics<Real>*>(params.statistics)[row] = {block.log_sum1[r], block.log_sum2[r], block.kl12[r],
+                                                               block.kl21[r]};
   write_at(params.per_sample, row, joint);
   write_at(params.cross_entropy1, row, loss1);
   write_at(params.cross_entropy2, row, loss2);
@@ -292,6 +298,7 @@ JF_INLINE void row_gradient(const LogitPair& pair, const Logit* z1, const Logit*
   for (int lane = 0; lane < Lanes<Real>::count; ++lane) lane_numbers[lane] = lane;
   const Real co_lambda = static_cast<Real>(pair.co_lambda);
   const V at_label = broadcast(label_gradient(co_lambda));
+  const auto [max1, max2] = row_maxima(z1, z2, pair.classes);
 
   for_each_vector<Real>(pair.classes, [&](int64_t j, int n, auto whole) __attribute__((always_inline)) {
     // columns past an int32 away cannot be the label of this vector
@@ -299,8 +306,8 @@ JF_INLINE void row_gradient(const LogitPair& pair, const Logit* z1, const Logit*
     const Index lane_of_label = static_cast<Index>(offset >= 0 && offset < n ? offset : -1);
     const V label_part = lane_numbers == lane_of_label ? at_label : V{};
     if constexpr (kWithKl) {
-      const V log_p = load_columns(z1, j, n, whole) - statistics.lse1;
-      const V log_q = load_columns(z2, j, n, whole) - statistics.lse2;
+      const V log_p = (load_columns(z1, j, n, whole) - max1) - statistics.log_sum1;
+      const V log_q = (load_columns(z2, j, n, whole) - max2) - statistics.log_sum2;
       const V p = exp_nonpositive(log_p), q = exp_nonpositive(log_q), delta = log_p - log_q;
       if (gradient1 != nullptr) {
         const V value = class_gradient(p, q, delta, broadcast(statistics.kl12), co_lambda) + label_part;
@@ -312,11 +319,11 @@ JF_INLINE void row_gradient(const LogitPair& pair, const Logit* z1, const Logit*
       }
     } else {
       if (gradient1 != nullptr) {
-        const V p = exp_nonpositive(load_columns(z1, j, n, whole) - statistics.lse1);
+        const V p = exp_nonpositive((load_columns(z1, j, n, whole) - max1) - statistics.log_sum1);
         store_columns(gradient1, j, n, (p + label_part) * weight1, whole);
       }
       if (gradient2 != nullptr) {
-        const V q = exp_nonpositive(load_columns(z2, j, n, whole) - statistics.lse2);
+        const V q = exp_nonpositive((load_columns(z2, j, n, whole) - max2) - statistics.log_sum2);
         store_columns(gradient2, j, n, (q + label_part) * weight2, whole);
       }
     }
