@@ -183,7 +183,7 @@ LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
     "without first row": _without_first_row,
     "misaligned": _misaligned,
     "padded rows": _with_padded_rows,
-    "lazily negated": lambda x: torch.complex(x.float(), -x.float()).conj().imag.to(x.dtype),
+    "lazily negated": lambda x: torch._neg_view(-x),  # as the imaginary part of a conjugate is
 }
 
 # Each makes a [rows, columns] matrix that repeats numbers without storing them again.
@@ -192,3 +192,41 @@ BROADCASTS: dict[str, Callable[[Tensor], Tensor]] = {
     "one column": lambda x: x[:, :1].expand_as(x),
     "one number": lambda x: x[:1, :1].expand_as(x),
 }
+
+
+# --- samples for every operator ---------------------------------------------------------------------------------------
+
+
+def operator_samples(name: str, device: str) -> list[tuple]:
+    """Positional arguments of torch.ops.jocor_fast.<name> for opcheck; every operator of the library is in here."""
+    operators = torch.ops.jocor_fast
+    samples = []
+    for dtype in FLOAT_TYPES:
+        for rows, classes in ((6, 5), (1, 17), (0, 3)):
+            z1, z2, target = random_logits(rows, classes, dtype, device)
+            keep_tensor = torch.tensor(2, device=device)
+            if name == "jocor_loss":
+                samples += [
+                    (z1, z2, target, 0.9, 0.4, None, None, None),
+                    (z1, z2.detach(), target.to(torch.uint8), 0.0, None, 3, None, 1),
+                    (z1.detach(), z2.t().contiguous().t(), target, 1.0, None, None, keep_tensor, None),
+                ]
+            elif name == "joint_loss":
+                samples += [(z1, z2, target, 0.9, None), (z1.detach(), z2, target.int(), 0.5, 1)]
+            elif name == "select_small_loss":
+                losses = z1.detach()[:, 0]
+                samples += [(losses, 2, None, None), (losses, None, keep_tensor, losses > 0)]
+            elif name == "joint_loss_backward":
+                z1, z2 = z1.detach(), z2.detach()
+                losses, statistics = operators.joint_loss(z1, z2, target, 0.9, None)
+                loss, _, selected, count, _, statistics_of_mean = operators.jocor_loss(
+                    z1, z2, target, 0.9, None, 3, None, None
+                )
+                choice = (selected, count, selected, count)
+                samples += [
+                    (torch.ones_like(loss), z1, z2, target, statistics_of_mean, None, *choice, 0.9, None, True, True),
+                    (torch.ones_like(losses), z1, z2, target, statistics, losses, *[None] * 4, 0.9, None, True, False),
+                ]
+            else:
+                raise KeyError(f"there are no samples for the operator {name}")
+    return samples

@@ -1,0 +1,281 @@
+"""What the loss and the selection refuse, and that the sentence names the argument."""
+
+import math
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+
+from loss_cases import dtype_name, everywhere, random_logits
+
+FUNCTIONS = pytest.mark.parametrize("name", ["jocor_loss", "joint_loss"])
+
+
+def call(loss, name, z1, z2, target, **settings):
+    if name == "jocor_loss" and not {"num_keep", "forget_rate"} & settings.keys():
+        settings["num_keep"] = 2
+    return getattr(loss, name)(z1, z2, target, **settings)
+
+
+# --- plain numbers ----------------------------------------------------------------------------------------------------
+
+
+@everywhere
+@FUNCTIONS
+@pytest.mark.parametrize("co_lambda", [-0.1, 1.1, -1, 2, math.nan, math.inf, 10**400, np.float32(1.5)])
+def test_co_lambda_outside_zero_to_one(loss, device, name, co_lambda):
+    with pytest.raises(ValueError, match="co_lambda"):
+        call(loss, name, *random_logits(4, 3, device=device), co_lambda=co_lambda)
+
+
+@everywhere
+@FUNCTIONS
+@pytest.mark.parametrize("co_lambda", [True, np.bool_(True), "0.9", None, [0.9], 1j, torch.tensor(0.9)], ids=repr)
+def test_co_lambda_that_is_no_number(loss, device, name, co_lambda):
+    with pytest.raises(TypeError, match="co_lambda"):
+        call(loss, name, *random_logits(4, 3, device=device), co_lambda=co_lambda)
+
+
+@everywhere
+@pytest.mark.parametrize("forget_rate", [-0.1, 1, 1.0, 2.5, math.nan, math.inf, -math.inf, 10**400])
+def test_forget_rate_outside_zero_to_one(loss, device, forget_rate):
+    with pytest.raises(ValueError, match="forget_rate"):
+        loss.jocor_loss(*random_logits(4, 3, device=device), forget_rate=forget_rate)
+
+
+@everywhere
+@pytest.mark.parametrize("forget_rate", [False, "0.2", [0.2], 0.2j, torch.tensor(0.2)], ids=repr)
+def test_forget_rate_that_is_no_number(loss, device, forget_rate):
+    with pytest.raises(TypeError, match="forget_rate"):
+        loss.jocor_loss(*random_logits(4, 3, device=device), forget_rate=forget_rate)
+
+
+@everywhere
+def test_exactly_one_of_forget_rate_and_num_keep(loss, device):
+    inputs = random_logits(4, 3, device=device)
+    for settings in ({}, {"forget_rate": 0.2, "num_keep": 2}, {"forget_rate": None, "num_keep": None}):
+        with pytest.raises(TypeError, match="exactly one of forget_rate and num_keep"):
+            loss.jocor_loss(*inputs, **settings)
+
+
+@everywhere
+@pytest.mark.parametrize("num_keep", [0, -1, -(2**40), 2**63, np.int64(0)], ids=repr)
+def test_num_keep_below_one_or_beyond_64_bits(loss, device, num_keep):
+    z1, z2, target = random_logits(4, 3, device=device)
+    with pytest.raises(ValueError, match="num_keep"):
+        loss.jocor_loss(z1, z2, target, num_keep=num_keep)
+    with pytest.raises(ValueError, match="num_keep"):
+        loss.select_small_loss(z1[:, 0], num_keep)
+
+
+@everywhere
+@pytest.mark.parametrize("num_keep", [2.0, True, "2", [2], np.float32(2)], ids=repr)
+def test_num_keep_that_is_no_whole_number(loss, device, num_keep):
+    z1, z2, target = random_logits(4, 3, device=device)
+    with pytest.raises(TypeError, match="num_keep"):
+        loss.jocor_loss(z1, z2, target, num_keep=num_keep)
+    with pytest.raises(TypeError, match="num_keep"):
+        loss.select_small_loss(z1[:, 0], num_keep)
+
+
+@everywhere
+@pytest.mark.parametrize(
+    ("num_keep", "error"),
+    [
+        (torch.tensor(2, dtype=torch.int32), TypeError),
+        (torch.tensor(2.0), TypeError),
+        (torch.tensor(True), TypeError),
+        (torch.tensor([2]), ValueError),
+        (torch.tensor([[2, 2]]), ValueError),
+        (torch.empty((), dtype=torch.int64, device="meta"), ValueError),
+    ],
+    ids=repr,
+)
+def test_num_keep_that_is_no_0d_int64_tensor_beside_the_logits(loss, device, num_keep, error):
+    z1, z2, target = random_logits(4, 3, device=device)
+    num_keep = num_keep if num_keep.is_meta else num_keep.to(device)
+    with pytest.raises(error, match="num_keep"):
+        loss.jocor_loss(z1, z2, target, num_keep=num_keep)
+    with pytest.raises(error, match="num_keep"):
+        loss.select_small_loss(z1[:, 0], num_keep)
+
+
+@everywhere
+@pytest.mark.parametrize("num_keep", [0, -3])
+def test_num_keep_below_one_in_a_tensor(loss, device, num_keep):
+    """On CUDA the value is not looked at: nothing is selected."""
+    z1, z2, target = random_logits(4, 3, device=device)
+    num_keep = torch.tensor(num_keep, device=device)
+    if device == "cpu":
+        with pytest.raises(ValueError, match="num_keep"):
+            loss.jocor_loss(z1, z2, target, num_keep=num_keep)
+        with pytest.raises(ValueError, match="num_keep"):
+            loss.select_small_loss(z1[:, 0], num_keep)
+    else:
+        out = loss.jocor_loss(z1, z2, target, num_keep=num_keep)
+        assert (out.loss.item(), out.num_selected.item()) == (0, 0)
+        assert not loss.select_small_loss(z1[:, 0], num_keep).any()
+
+
+@everywhere
+@FUNCTIONS
+def test_ignore_index_of_another_type_or_size(loss, device, name):
+    inputs = random_logits(4, 3, device=device)
+    for ignore_index in (True, -100.0, "none", [0]):
+        with pytest.raises(TypeError, match="ignore_index"):
+            call(loss, name, *inputs, ignore_index=ignore_index)
+    for ignore_index in (2**63, -(2**63) - 1):
+        with pytest.raises(ValueError, match="ignore_index"):
+            call(loss, name, *inputs, ignore_index=ignore_index)
+
+
+@everywhere
+def test_whole_and_numpy_numbers_are_accepted(loss, device):
+    inputs = random_logits(8, 3, device=device)
+    expected = loss.jocor_loss(*inputs, co_lambda=0.5, num_keep=4, ignore_index=1).loss
+    for settings in (
+        {"co_lambda": np.float32(0.5), "num_keep": np.int32(4), "ignore_index": np.int8(1)},
+        {"co_lambda": Fraction(1, 2), "num_keep": np.uint64(4), "ignore_index": 1},
+    ):
+        assert torch.equal(loss.jocor_loss(*inputs, **settings).loss, expected)
+    assert torch.equal(
+        loss.jocor_loss(*inputs, co_lambda=1, forget_rate=0).loss,
+        loss.jocor_loss(*inputs, co_lambda=1.0, forget_rate=0.0).loss,
+    )
+    rate = np.float64(0.5)
+    assert loss.jocor_loss(*inputs, forget_rate=rate).num_selected == 4
+    assert loss.select_small_loss(inputs[0].detach()[:, 0], np.int16(3)).sum() == 3
+
+
+# --- tensors ----------------------------------------------------------------------------------------------------------
+
+
+@everywhere
+@FUNCTIONS
+def test_what_is_no_tensor(loss, device, name):
+    z1, z2, target = random_logits(4, 3, device=device)
+    with pytest.raises(TypeError, match="logits1"):
+        call(loss, name, z1.tolist(), z2, target)
+    with pytest.raises(TypeError, match="logits2"):
+        call(loss, name, z1, z2.detach().cpu().numpy(), target)
+    with pytest.raises(TypeError, match="target"):
+        call(loss, name, z1, z2, None)
+
+
+@everywhere
+@FUNCTIONS
+@pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.complex64, torch.float8_e5m2], ids=dtype_name)
+def test_logits_of_a_type_that_is_not_computed(loss, device, name, dtype):
+    z1, z2, target = random_logits(4, 3, device=device)
+    with pytest.raises(TypeError, match="logits1"):
+        call(loss, name, z1.detach().to(dtype), z2.detach().to(dtype), target)
+    with pytest.raises(TypeError, match="logits2"):
+        call(loss, name, z1, z2.detach().to(dtype), target)
+
+
+@everywhere
+@FUNCTIONS
+def test_logits_of_different_types(loss, device, name):
+    z1, z2, target = random_logits(4, 3, device=device)
+    for dtype in (torch.float64, torch.float16, torch.bfloat16):
+        with pytest.raises(TypeError, match=r"logits1.*logits2"):
+            call(loss, name, z1, z2.to(dtype), target)
+
+
+@everywhere
+@FUNCTIONS
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bool, torch.complex64], ids=dtype_name)
+def test_labels_that_are_no_integers(loss, device, name, dtype):
+    z1, z2, target = random_logits(4, 3, device=device)
+    with pytest.raises(TypeError, match="target"):
+        call(loss, name, z1, z2, target.to(dtype))
+
+
+@everywhere
+@FUNCTIONS
+@pytest.mark.parametrize("shape", [(3,), (4, 3, 1), (), (4, 0)])
+def test_logits_that_are_no_matrix_with_a_class(loss, device, name, shape):
+    z1, _, target = random_logits(4, 3, device=device)
+    wrong = torch.zeros(shape, device=device)
+    with pytest.raises(ValueError, match="logits1"):
+        call(loss, name, wrong, wrong, target)
+    with pytest.raises(ValueError, match="logits2"):
+        call(loss, name, z1, wrong, target)
+
+
+@everywhere
+@FUNCTIONS
+@pytest.mark.parametrize("shape", [(4, 4), (5, 3), (1, 3), (4, 1), (3, 4)])
+def test_logits_of_different_shapes(loss, device, name, shape):
+    z1, _, target = random_logits(4, 3, device=device)
+    with pytest.raises(ValueError, match=r"logits1.*logits2|logits2.*logits1"):
+        call(loss, name, z1, torch.zeros(shape, device=device), target)
+
+
+@everywhere
+@FUNCTIONS
+@pytest.mark.parametrize("shape", [(3,), (5,), (4, 1), (1, 4), (), (0,)])
+def test_labels_of_the_wrong_shape(loss, device, name, shape):
+    z1, z2, _ = random_logits(4, 3, device=device)
+    with pytest.raises(ValueError, match="target"):
+        call(loss, name, z1, z2, torch.zeros(shape, dtype=torch.long, device=device))
+
+
+@everywhere
+@FUNCTIONS
+def test_tensors_on_different_devices(loss, device, name):
+    z1, z2, target = random_logits(4, 3, device=device)
+    elsewhere = "meta" if device == "cpu" else "cpu"
+    with pytest.raises(ValueError, match="logits2"):
+        call(loss, name, z1, z2.to(elsewhere), target)
+    with pytest.raises(ValueError, match="target"):
+        call(loss, name, z1, z2, target.to(elsewhere))
+
+
+@everywhere
+def test_selection_from_what_is_no_vector_of_losses(loss, device):
+    for wrong in ([0.1, 0.2], np.zeros(2), None, torch.zeros(3, dtype=torch.long), torch.zeros(3, dtype=torch.bool)):
+        wrong = wrong.to(device) if isinstance(wrong, torch.Tensor) else wrong
+        with pytest.raises(TypeError, match="losses"):
+            loss.select_small_loss(wrong, 1)
+    for shape in ((), (2, 2), (3, 1)):
+        with pytest.raises(ValueError, match="losses"):
+            loss.select_small_loss(torch.zeros(shape, device=device), 1)
+
+
+@everywhere
+def test_selection_with_a_wrong_mask(loss, device):
+    losses = torch.zeros(4, device=device)
+    for wrong in ([True] * 4, torch.ones(4, dtype=torch.uint8), torch.ones(4)):
+        wrong = wrong.to(device) if isinstance(wrong, torch.Tensor) else wrong
+        with pytest.raises(TypeError, match="eligible"):
+            loss.select_small_loss(losses, 1, eligible=wrong)
+    for shape in ((3,), (4, 1), ()):
+        with pytest.raises(ValueError, match="eligible"):
+            loss.select_small_loss(losses, 1, eligible=torch.ones(shape, dtype=torch.bool, device=device))
+    elsewhere = "meta" if device == "cpu" else "cpu"
+    with pytest.raises(ValueError, match="eligible"):
+        loss.select_small_loss(losses, 1, eligible=torch.ones(4, dtype=torch.bool, device=elsewhere))
+
+
+@everywhere
+def test_settings_are_keywords_only(loss, device):
+    inputs = random_logits(4, 3, device=device)
+    for call_with_position in (
+        lambda: loss.jocor_loss(*inputs, 0.9),
+        lambda: loss.joint_loss(*inputs, 0.9),
+        lambda: loss.select_small_loss(inputs[0][:, 0], 1, None),
+        lambda: loss.num_keep(10, 0.2, "ceil"),
+    ):
+        with pytest.raises(TypeError, match="positional"):
+            call_with_position()
+
+
+@everywhere
+def test_an_error_leaves_no_trace(loss, device):
+    inputs = random_logits(4, 3, device=device)
+    expected = loss.jocor_loss(*inputs, num_keep=2).loss
+    with pytest.raises(ValueError, match="forget_rate"):
+        loss.jocor_loss(*inputs, forget_rate=1.0)
+    assert torch.equal(loss.jocor_loss(*inputs, num_keep=2).loss, expected)
