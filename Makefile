@@ -61,7 +61,7 @@ clean:
 # prints, so the decision is shown from the file in which the build keeps it.
 
 define INSTALL
-$(PIP) --quiet --no-build-isolation --editable '.$(1)'
+PYTHONWARNINGS=ignore $(PIP) --quiet --no-build-isolation --editable '.$(1)'
 @$(BIN)/python -c 'import json; print("jocor_fast is built:", json.load(open("jocor_fast/_build.json")))'
 @touch $@ $(VENV)/.package
 endef

@@ -1,7 +1,6 @@
 """Builds the extension module jocor_fast._C. What is built, and why, is decided in csrc/build_decision.py.
 
-Environment: FORCE_CUDA=1, FORCE_CPU=1, CUDA_HOME, TORCH_CUDA_ARCH_LIST, CXX, MAX_JOBS (torch's), and
-JOCOR_FAST_WERROR=1, which turns warnings into errors and is meant for CI.
+Environment: FORCE_CUDA, FORCE_CPU, CUDA_HOME, TORCH_CUDA_ARCH_LIST, CXX, MAX_JOBS; JOCOR_FAST_WERROR=1 is for CI.
 """
 
 from __future__ import annotations
@@ -69,7 +68,8 @@ def extension_and_command() -> tuple[Extension, type]:
     class BuildExtension(cpp_extension.BuildExtension):
         def finalize_options(self) -> None:
             super().finalize_options()
-            self.build_temp += f"-torch-{torch.__version__}"  # objects of another torch are never linked again
+            # One folder for every kind of build, so that ninja compiles only what changed; another for another torch.
+            self.build_temp = str(ROOT / "build" / f"objects-{sys.implementation.cache_tag}-torch-{torch.__version__}")
 
         def run(self) -> None:
             version = self.distribution.get_version()
