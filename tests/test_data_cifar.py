@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import pickle
 from pathlib import Path
@@ -18,7 +19,7 @@ BATCHES = {
 }
 
 
-def python2_pickle(batch: dict[str, Any]) -> bytes:
+def python2_pickle(batch: dict[str, Any], dtype_flags: int = 0) -> bytes:
     """A batch as the published archives hold it: byte strings for keys and pixels, and NumPy 1's module names."""
 
     def string(value: bytes) -> bytes:
@@ -32,7 +33,7 @@ def python2_pickle(batch: dict[str, Any]) -> bytes:
 
     data = batch["data"]
     dtype = b"cnumpy\ndtype\n" + tuple_of(string(b"u1"), whole(0), whole(1)) + b"R"
-    dtype += tuple_of(whole(3), string(b"|"), b"N", b"N", b"N", whole(-1), whole(-1), whole(0)) + b"b"
+    dtype += tuple_of(whole(3), string(b"|"), b"N", b"N", b"N", whole(-1), whole(-1), whole(dtype_flags)) + b"b"
     array = b"cnumpy.core.multiarray\n_reconstruct\n" + tuple_of(b"cnumpy\nndarray\n", tuple_of(whole(0)), string(b"b"))
     shape = tuple_of(*map(whole, data.shape))
     array += b"R" + tuple_of(whole(1), shape, dtype, b"I00\n", string(data.tobytes())) + b"b"
@@ -168,7 +169,13 @@ BROKEN = {
     "label too large": (changed(labels=[1, 2, 10, 3]), "labels must lie in 0 … 9, got 10 in row 2"),
     "labels of objects": (changed(labels=[1, 2, None, 3]), "labels must be whole numbers"),
     "labels of a dict": (changed(labels={1: 2}), "labels must"),
-    "array of objects": (changed(labels=np.array([1, 2, 3, "x"], object)), "labels must be whole numbers"),
+    "array of objects": (changed(labels=np.array([1, 2, 3, "x"], object)), "an array of type 'O8', not of numbers"),
+    "array of dates": (changed(labels=np.zeros(4, "M8[s]")), "an array of type 'M8', not of numbers"),
+    "array of records": (changed(labels=np.zeros(4, "i4,i4")), "an array of type 'V8', not of numbers"),
+    "array without content": (
+        pickle.dumps({"data": np.zeros((0, 3072), np.uint8), "labels": []}),
+        r"0 bytes for the shape \[0, 3072\]",
+    ),
     "a builtin": (pickle.dumps({"data": print}), "names builtins.print, which is not loaded"),
     "an encoding": (
         b"\x80\x02c_codecs\nencode\nX\x01\x00\x00\x00aX\x04\x00\x00\x00zlib\x86R.",
@@ -197,3 +204,10 @@ def test_a_hostile_batch_runs_nothing(tmp_path: Path, protocol: int):
     with pytest.raises(DataError, match=r"data_batch_1 .*posix\.mkdir|nt\.mkdir"):
         load_dataset("cifar10", tmp_path)
     assert not (tmp_path / "harm").exists()
+
+
+def test_a_damaged_type_does_not_reach_numpy(tmp_path: Path):
+    """NumPy's own constructor takes these flags for uint8 (it holds Python objects, they say) and fails later."""
+    batches = write_batches(tmp_path, "cifar10", functools.partial(python2_pickle, dtype_flags=63))
+    assert_is(load_dataset("cifar10", tmp_path), batches, "labels")
+    assert not np.dtype(np.uint8).hasobject

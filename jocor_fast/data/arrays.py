@@ -12,6 +12,9 @@ import numpy as np
 import torch
 
 from jocor_fast.data.dataset import DataError
+from jocor_fast.data.pickled_arrays import STAND_INS, unwrapped
+
+_STAND_INS: list[Any] = [(stand_in, name) for name, stand_in in STAND_INS.items()]  # torch's order of the two
 
 
 @contextlib.contextmanager
@@ -84,30 +87,20 @@ class NpzArchive(contextlib.AbstractContextManager["NpzArchive"]):
 def read_pt(path: str | os.PathLike[str], key: str) -> Any:
     """The tensor, array or list under a key of a dict that `torch.save` wrote; DataError where there is none."""
     name = os.fspath(path)
-    with reading(path, "a .pt file of tensors and arrays"), torch.serialization.safe_globals(_array_types()):
+    with reading(path, "a .pt file of tensors and arrays"), torch.serialization.safe_globals(_STAND_INS):
         content = torch.load(path, map_location="cpu", weights_only=True)
     if not isinstance(content, dict):
         raise DataError(f"{name} holds a {type(content).__name__}, not a dict of tensors or arrays")
     if key not in content:
         raise DataError(f"{name} has no entry {key!r}, only {', '.join(map(str, content)) or 'nothing'}")
-    return content[key]
-
-
-def array_constructor() -> Any:
-    """The function by which a pickle rebuilds an array: NumPy keeps it in a private module, which NumPy 2 renamed."""
-    return np.empty(0).__reduce__()[0]
-
-
-def _array_types() -> list[Any]:
-    """What torch's restricted unpickler must know to rebuild arrays of numbers and strings, and nothing else."""
-    constructor = array_constructor()
-    dtypes = [type(np.dtype(code)) for code in "?bhilqBHILQefdU"]
-    old, new = "numpy.core.multiarray._reconstruct", "numpy._core.multiarray._reconstruct"
-    return [(constructor, old), (constructor, new), np.ndarray, np.dtype, *dtypes]
+    return unwrapped(content[key])
 
 
 def _reason(error: Exception) -> str:
     text = str(error).strip()
     if "pickle" in text or "weights_only" in text:  # NumPy's and torch's advice is to load the file all the same
         return "it holds Python objects, which are never loaded, or is of another format"
-    return text.splitlines()[0] if text else type(error).__name__
+    line = text.partition("\n")[0]
+    if not line or isinstance(error, LookupError) or not line.isprintable():  # a bare key, or bytes of the file
+        return "it is damaged or of another format"
+    return line

@@ -10,10 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from jocor_fast.data.arrays import array_constructor, reading
+from jocor_fast.data.arrays import reading
 from jocor_fast.data.classes import class_numbers
 from jocor_fast.data.dataset import DataError, Dataset
 from jocor_fast.data.npz import load_npz_dataset
+from jocor_fast.data.pickled_arrays import STAND_INS, unwrapped
 
 _IMAGE_SHAPE = (3, 32, 32)
 
@@ -101,7 +102,10 @@ def _read_batch(path: Path, layout: _Layout) -> tuple[np.ndarray, np.ndarray]:
         content = _ArrayUnpickler(file, encoding="bytes").load()
     if not isinstance(content, dict):
         raise DataError(f"{path} is not a CIFAR batch: it holds a {type(content).__name__}, not a dict")
-    batch = {key.decode(errors="replace") if isinstance(key, bytes) else key: value for key, value in content.items()}
+    batch = {
+        key.decode(errors="replace") if isinstance(key, bytes) else key: unwrapped(value)
+        for key, value in content.items()
+    }
     for key in ("data", layout.label_key):
         if key not in batch:
             raise DataError(f"{path} has no entry {key!r}, only {', '.join(map(str, batch)) or 'nothing'}")
@@ -119,24 +123,15 @@ def _read_batch(path: Path, layout: _Layout) -> tuple[np.ndarray, np.ndarray]:
 
 
 class _ArrayUnpickler(pickle.Unpickler):
-    """An unpickler that can rebuild arrays and plain Python values, and calls nothing else that a file names."""
+    """An unpickler that rebuilds arrays and plain Python values, and calls nothing else that a file names."""
 
     def find_class(self, module: str, name: str) -> Any:
-        module = module.replace("numpy._core.", "numpy.core.")  # NumPy 2 renamed it
-        known = {
-            ("numpy.core.multiarray", "_reconstruct"): array_constructor(),
-            ("numpy.core.numeric", "_frombuffer"): _from_buffer,
-            ("numpy", "ndarray"): np.ndarray,
-            ("numpy", "dtype"): np.dtype,
-            ("_codecs", "encode"): _latin1_bytes,
-        }
-        if (module, name) not in known:
-            raise pickle.UnpicklingError(f"it names {module}.{name}, which is not loaded")
-        return known[module, name]
-
-
-def _from_buffer(buffer: bytes, dtype: np.dtype, shape: tuple[int, ...], order: Any) -> np.ndarray:
-    return np.frombuffer(buffer, dtype).reshape(shape, order=order)
+        full_name = f"{module}.{name}"
+        if full_name == "_codecs.encode":
+            return _latin1_bytes
+        if full_name not in STAND_INS:
+            raise pickle.UnpicklingError(f"it names {full_name}, which is not loaded")
+        return STAND_INS[full_name]
 
 
 def _latin1_bytes(text: str, encoding: str) -> bytes:
