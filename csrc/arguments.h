@@ -55,6 +55,13 @@ inline LabelType label_type(const Tensor& target) {
   TORCH_CHECK_TYPE(false, "target has dtype ", target.scalar_type(), "; an integer type is accepted");
 }
 
+// Called before the dispatcher chooses a device's implementation: it would complain of its own affairs, or choose
+// `meta`.
+inline void check_beside(const Tensor& tensor, const char* name, const Tensor& other, const char* other_name) {
+  TORCH_CHECK_VALUE(tensor.device() == other.device(), name, " is on ", tensor.device(), " and ", other_name, " on ",
+                    other.device(), "; both must be on one device");
+}
+
 // Losses and statistics: float32, float64 for float64 logits.
 inline at::ScalarType real_type(const Tensor& logits) {
   return logits.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
@@ -83,10 +90,8 @@ inline CheckedPair check_pair(const Tensor& logits1, const Tensor& logits2, cons
                     logits1.sizes(), "; both must have the same");
   TORCH_CHECK_VALUE(target.dim() == 1 && target.size(0) == logits1.size(0), "target has shape ", target.sizes(), "; [",
                     logits1.size(0), "], a label for each row of logits1, is accepted");
-  TORCH_CHECK_VALUE(logits2.device() == logits1.device(), "logits2 is on ", logits2.device(), " and logits1 on ",
-                    logits1.device(), "; both must be on one device");
-  TORCH_CHECK_VALUE(target.device() == logits1.device(), "target is on ", target.device(), " and logits1 on ",
-                    logits1.device(), "; all must be on one device");
+  check_beside(logits2, "logits2", logits1, "logits1");
+  check_beside(target, "target", logits1, "logits1");
   TORCH_CHECK_VALUE(co_lambda >= 0.0 && co_lambda <= 1.0, "co_lambda is ", co_lambda,
                     "; a number in [0, 1] is accepted");
 

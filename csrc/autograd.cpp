@@ -3,6 +3,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
+#include "arguments.h"
 #include "ops.h"
 
 namespace jocor_fast {
@@ -45,7 +46,7 @@ void save_settings(AutogradContext* ctx, double co_lambda, std::optional<int64_t
 }
 
 struct RowChoice {
-  std::optional<Tensor> per_sample, selected, num_selected;
+  std::optional<Tensor> selected, num_selected;
 };
 
 // Gradients of both logits; undefined where not needed.
@@ -54,10 +55,9 @@ std::tuple<Tensor, Tensor> backward_of_logits(AutogradContext* ctx, const Tensor
   static const auto op = operator_handle<decltype(joint_loss_backward)>("jocor_fast::joint_loss_backward");
   const bool needs1 = ctx->needs_input_grad(0), needs2 = ctx->needs_input_grad(1);
   if (!grad.defined()) return {};
-  auto [grad1, grad2] =
-      op.call(grad, saved[0], saved[1], saved[2], statistics, rows.per_sample, rows.selected, rows.num_selected,
-              rows.selected, rows.num_selected, ctx->saved_data["co_lambda"].toDouble(),
-              ctx->saved_data["ignore_index"].toOptional<int64_t>(), needs1, needs2);
+  auto [grad1, grad2] = op.call(grad, saved[0], saved[1], saved[2], statistics, rows.selected, rows.num_selected,
+                                rows.selected, rows.num_selected, ctx->saved_data["co_lambda"].toDouble(),
+                                ctx->saved_data["ignore_index"].toOptional<int64_t>(), needs1, needs2);
   return {needs1 ? grad1 : Tensor(), needs2 ? grad2 : Tensor()};
 }
 
@@ -76,7 +76,7 @@ struct JocorLoss : torch::autograd::Function<JocorLoss> {
 
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
     const auto saved = ctx->get_saved_variables();
-    auto [grad1, grad2] = backward_of_logits(ctx, grads[0], saved, saved[3], {std::nullopt, saved[4], saved[5]});
+    auto [grad1, grad2] = backward_of_logits(ctx, grads[0], saved, saved[3], {saved[4], saved[5]});
     return {grad1, grad2, Tensor(), Tensor(), Tensor(), Tensor(), Tensor(), Tensor()};
   }
 };
@@ -85,7 +85,7 @@ struct JointLoss : torch::autograd::Function<JointLoss> {
   static variable_list forward(AutogradContext* ctx, const Tensor& logits1, const Tensor& logits2, const Tensor& target,
                                double co_lambda, std::optional<int64_t> ignore_index) {
     auto [per_sample, statistics] = call_joint_loss(logits1, logits2, target, co_lambda, ignore_index);
-    ctx->save_for_backward({logits1, logits2, target, statistics, per_sample});
+    ctx->save_for_backward({logits1, logits2, target, statistics});
     ctx->mark_non_differentiable({statistics});
     save_settings(ctx, co_lambda, ignore_index);
     return {per_sample, statistics};
@@ -93,8 +93,7 @@ struct JointLoss : torch::autograd::Function<JointLoss> {
 
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
     const auto saved = ctx->get_saved_variables();
-    auto [grad1, grad2] =
-        backward_of_logits(ctx, grads[0], saved, saved[3], {saved[4].detach(), std::nullopt, std::nullopt});
+    auto [grad1, grad2] = backward_of_logits(ctx, grads[0], saved, saved[3], {std::nullopt, std::nullopt});
     return {grad1, grad2, Tensor(), Tensor(), Tensor()};
   }
 };
@@ -107,6 +106,8 @@ JocorLossResult jocor_loss_autograd(const Tensor& logits1, const Tensor& logits2
                                     double co_lambda, std::optional<double> forget_rate,
                                     std::optional<c10::SymInt> num_keep, const std::optional<Tensor>& num_keep_tensor,
                                     std::optional<int64_t> ignore_index) {
+  check_beside(logits2, "logits2", logits1, "logits1");
+  check_beside(target, "target", logits1, "logits1");
   if (!any_needs_gradient(logits1, logits2)) {
     return call_jocor_loss(logits1, logits2, target, co_lambda, forget_rate, num_keep, num_keep_tensor, ignore_index);
   }
@@ -117,6 +118,8 @@ JocorLossResult jocor_loss_autograd(const Tensor& logits1, const Tensor& logits2
 
 std::tuple<Tensor, Tensor> joint_loss_autograd(const Tensor& logits1, const Tensor& logits2, const Tensor& target,
                                                double co_lambda, std::optional<int64_t> ignore_index) {
+  check_beside(logits2, "logits2", logits1, "logits1");
+  check_beside(target, "target", logits1, "logits1");
   if (!any_needs_gradient(logits1, logits2)) {
     return call_joint_loss(logits1, logits2, target, co_lambda, ignore_index);
   }
@@ -128,6 +131,7 @@ Tensor select_small_loss_autograd(const Tensor& losses, std::optional<c10::SymIn
                                   const std::optional<Tensor>& num_keep_tensor, const std::optional<Tensor>& eligible) {
   static const auto op = operator_handle<Tensor(const Tensor&, std::optional<c10::SymInt>, const std::optional<Tensor>&,
                                                 const std::optional<Tensor>&)>("jocor_fast::select_small_loss");
+  if (eligible.has_value()) check_beside(*eligible, "eligible", losses, "losses");
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   return op.call(losses, num_keep, num_keep_tensor, eligible);  // a choice has no derivative
 }
@@ -148,15 +152,14 @@ struct JointLossBackward : torch::autograd::Function<JointLossBackward> {
 
 std::tuple<Tensor, Tensor> joint_loss_backward_autograd(
     const Tensor& grad, const Tensor& logits1, const Tensor& logits2, const Tensor& target, const Tensor& statistics,
-    const std::optional<Tensor>& per_sample, const std::optional<Tensor>& selected1,
-    const std::optional<Tensor>& num_selected1, const std::optional<Tensor>& selected2,
-    const std::optional<Tensor>& num_selected2, double co_lambda, std::optional<int64_t> ignore_index, bool needs_grad1,
-    bool needs_grad2) {
+    const std::optional<Tensor>& selected1, const std::optional<Tensor>& num_selected1,
+    const std::optional<Tensor>& selected2, const std::optional<Tensor>& num_selected2, double co_lambda,
+    std::optional<int64_t> ignore_index, bool needs_grad1, bool needs_grad2) {
   static const auto op = operator_handle<decltype(joint_loss_backward)>("jocor_fast::joint_loss_backward");
   const std::function<std::tuple<Tensor, Tensor>()> compute = [&] {
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
-    return op.call(grad, logits1, logits2, target, statistics, per_sample, selected1, num_selected1, selected2,
-                   num_selected2, co_lambda, ignore_index, needs_grad1, needs_grad2);
+    return op.call(grad, logits1, logits2, target, statistics, selected1, num_selected1, selected2, num_selected2,
+                   co_lambda, ignore_index, needs_grad1, needs_grad2);
   };
   if (!any_needs_gradient(logits1, logits2) && !any_needs_gradient(grad, grad)) return compute();
   auto out = JointLossBackward::apply(grad, logits1, logits2, compute);

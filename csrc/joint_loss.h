@@ -70,14 +70,13 @@ struct SelectionParams {
   void* mean;                       // mean of `mean_of` over the selected rows, 0 where there are none
 };
 
-// Step 3: gradients of  sum_i weight_i * l_i  with respect to both logit matrices; every element is written.
-// weight_i of network n:  grad_output[i * grad_stride] / num_selected_n  on rows of selected_n, else 0.
+// Step 3: gradients of  sum_i weight_i * l_i  with respect to both logit matrices; every element is written. weight_i
+// of network n: 0 where l_i is not finite, grad_output[i * grad_stride] / num_selected_n on rows of selected_n, else 0.
 struct GradientParams {
   LogitPair pair;
   const void* statistics;   // RowStatistics<real> [rows], of step 1
   const void* grad_output;  // real; grad_stride 0: one number for all rows
   int64_t grad_stride;
-  const void* per_sample;        // real [rows], or null: rows where it is not finite get 0
   const uint8_t* selected1;      // bool [rows]: rows that train network 1; null: all that are not ignored
   const uint8_t* selected2;      // likewise network 2
   const int64_t* num_selected1;  // or null: 1

@@ -19,6 +19,7 @@ namespace jocor_fast {
 // What a row keeps for its backward pass: 4 numbers, one 16-byte load in float32. log_sum is log sum_j exp(z_j - max):
 // lse itself is as large as the logits, and rounding it would cost the probabilities as many digits as the logits are
 // above 1 (at 100: a gradient wrong by 1e-5). So the gradient looks the maximum up again, and takes it off first.
+// log_sum1 is NaN where the row's loss is not finite: it is how the gradient knows, though the losses may be changed.
 template <class T>
 struct alignas(4 * sizeof(T)) RowStatistics {
   T log_sum1, log_sum2;

@@ -44,9 +44,8 @@ PYBIND11_MODULE(_C, m) {
       "joint_loss_backward",
       [](const at::Tensor& grad, const at::Tensor& logits1, const at::Tensor& logits2, const at::Tensor& target,
          const at::Tensor& statistics, const at::Tensor& selected, const at::Tensor& num_selected, double co_lambda) {
-        return jocor_fast::joint_loss_backward(grad, logits1, logits2, target, statistics, std::nullopt, selected,
-                                               num_selected, selected, num_selected, co_lambda, std::nullopt, true,
-                                               true);
+        return jocor_fast::joint_loss_backward(grad, logits1, logits2, target, statistics, selected, num_selected,
+                                               selected, num_selected, co_lambda, std::nullopt, true, true);
       },
       py::arg("grad"), py::arg("logits1"), py::arg("logits2"), py::arg("target"), py::arg("statistics"),
       py::arg("selected"), py::arg("num_selected"), py::arg("co_lambda"),

@@ -176,8 +176,7 @@ Tensor select_small_loss(const Tensor& losses, std::optional<int64_t> num_keep,
                      "; bool is accepted");
     TORCH_CHECK_VALUE(eligible->sizes() == losses.sizes(), "eligible has shape ", eligible->sizes(), " and losses ",
                       losses.sizes(), "; both must have the same");
-    TORCH_CHECK_VALUE(eligible->device() == losses.device(), "eligible is on ", eligible->device(), " and losses on ",
-                      losses.device(), "; both must be on one device");
+    check_beside(*eligible, "eligible", losses, "losses");
     mask = eligible->contiguous();
   }
   SelectionParams params{};
@@ -194,10 +193,9 @@ Tensor select_small_loss(const Tensor& losses, std::optional<int64_t> num_keep,
 
 std::tuple<Tensor, Tensor> joint_loss_backward(
     const Tensor& grad, const Tensor& logits1, const Tensor& logits2, const Tensor& target, const Tensor& statistics,
-    const std::optional<Tensor>& per_sample, const std::optional<Tensor>& selected1,
-    const std::optional<Tensor>& num_selected1, const std::optional<Tensor>& selected2,
-    const std::optional<Tensor>& num_selected2, double co_lambda, std::optional<int64_t> ignore_index, bool needs_grad1,
-    bool needs_grad2) {
+    const std::optional<Tensor>& selected1, const std::optional<Tensor>& num_selected1,
+    const std::optional<Tensor>& selected2, const std::optional<Tensor>& num_selected2, double co_lambda,
+    std::optional<int64_t> ignore_index, bool needs_grad1, bool needs_grad2) {
   const CheckedPair checked = check_pair(logits1, logits2, target, co_lambda, ignore_index);
   TORCH_CHECK_TYPE(grad.scalar_type() == real_type(logits1) && statistics.scalar_type() == real_type(logits1),
                    "grad and statistics have dtypes ", grad.scalar_type(), " and ", statistics.scalar_type(), "; ",
@@ -213,7 +211,6 @@ std::tuple<Tensor, Tensor> joint_loss_backward(
   params.statistics = statistics.const_data_ptr();
   params.grad_output = grad.const_data_ptr();
   params.grad_stride = grad.dim() == 0 ? 0 : grad.stride(0);
-  params.per_sample = data_or_null(per_sample);
   params.selected1 = static_cast<const uint8_t*>(data_or_null(selected1));
   params.selected2 = static_cast<const uint8_t*>(data_or_null(selected2));
   params.num_selected1 = static_cast<const int64_t*>(data_or_null(num_selected1));
@@ -238,7 +235,7 @@ TORCH_LIBRARY(jocor_fast, m) {
         {at::Tag::pt2_compliant_tag});
   m.def(
       "joint_loss_backward(Tensor grad, Tensor logits1, Tensor logits2, Tensor target, Tensor statistics, "
-      "Tensor? per_sample, Tensor? selected1, Tensor? num_selected1, Tensor? selected2, Tensor? num_selected2, "
+      "Tensor? selected1, Tensor? num_selected1, Tensor? selected2, Tensor? num_selected2, "
       "float co_lambda, int? ignore_index, bool needs_grad1, bool needs_grad2) -> (Tensor grad1, Tensor grad2)",
       {at::Tag::pt2_compliant_tag});
 }

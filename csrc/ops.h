@@ -27,7 +27,6 @@ Tensor select_small_loss(const Tensor& losses, std::optional<int64_t> num_keep,
 // -> gradients of both logits [B, C]; of one that is not needed, an empty tensor [0]. grad is 0-d or [B].
 std::tuple<Tensor, Tensor> joint_loss_backward(const Tensor& grad, const Tensor& logits1, const Tensor& logits2,
                                                const Tensor& target, const Tensor& statistics,
-                                               const std::optional<Tensor>& per_sample,
                                                const std::optional<Tensor>& selected1,
                                                const std::optional<Tensor>& num_selected1,
                                                const std::optional<Tensor>& selected2,

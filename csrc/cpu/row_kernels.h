@@ -222,7 +222,8 @@ JF_INLINE bool write_row(const RowParams& params, const Block<Logit>& block, int
   } else if (!label.ignored) {
     loss1 = loss2 = joint = std::numeric_limits<Real>::quiet_NaN();
   }
-  static_cast<RowStatistics<Real>*>(params.statistics)[row] = {block.log_sum1[r], block.log_sum2[r], block.kl12[r],
+  const Real log_sum1 = __builtin_isfinite(joint) ? block.log_sum1[r] : std::numeric_limits<Real>::quiet_NaN();
+  static_cast<RowStatistics<Real>*>(params.statistics)[row] = {log_sum1, block.log_sum2[r], block.kl12[r],
                                                                block.kl21[r]};
   write_at(params.per_sample, row, joint);
   write_at(params.cross_entropy1, row, loss1);
@@ -335,7 +336,6 @@ void row_gradients_of(const GradientParams& params, int64_t begin, int64_t end) 
   using Real = RealOf<Logit>;
   const LogitPair& pair = params.pair;
   const Real* grad_output = static_cast<const Real*>(params.grad_output);
-  const Real* per_sample = static_cast<const Real*>(params.per_sample);
   const Real scale1 = params.num_selected1 != nullptr ? Real(1) / static_cast<Real>(*params.num_selected1) : Real(1);
   const Real scale2 = params.num_selected2 != nullptr ? Real(1) / static_cast<Real>(*params.num_selected2) : Real(1);
   for (int64_t i = begin; i < end; ++i) {
@@ -344,7 +344,8 @@ void row_gradients_of(const GradientParams& params, int64_t begin, int64_t end) 
     Logit* gradient1 = params.grad1 != nullptr ? static_cast<Logit*>(params.grad1) + i * pair.classes : nullptr;
     Logit* gradient2 = params.grad2 != nullptr ? static_cast<Logit*>(params.grad2) + i * pair.classes : nullptr;
     const Label label = read_label(pair, i);
-    const bool trains = label.valid && (per_sample == nullptr || __builtin_isfinite(per_sample[i]));
+    const auto& statistics = static_cast<const RowStatistics<Real>*>(params.statistics)[i];
+    const bool trains = label.valid && !__builtin_isnan(statistics.log_sum1);
     const bool trains1 = trains && (params.selected1 == nullptr || params.selected1[i] != 0);
     const bool trains2 = trains && (params.selected2 == nullptr || params.selected2[i] != 0);
     if (!trains1) {  // written, not multiplied by 0: 0 * NaN is NaN
@@ -357,7 +358,6 @@ void row_gradients_of(const GradientParams& params, int64_t begin, int64_t end) 
     }
     if (gradient1 == nullptr && gradient2 == nullptr) continue;
     const Real upstream = grad_output[i * params.grad_stride];
-    const auto& statistics = static_cast<const RowStatistics<Real>*>(params.statistics)[i];
     row_gradient<Logit, kWithKl>(pair, z1, z2, label.value, statistics, upstream * scale1, upstream * scale2, gradient1,
                                  gradient2);
   }
