@@ -55,7 +55,7 @@ class Rows:
 
 
 def oracle(logits1: Tensor, logits2: Tensor, target: Tensor, co_lambda: float, ignore_index: int | None = None) -> Rows:
-    z1, z2 = (logits.detach().double().cpu().numpy() for logits in (logits1, logits2))
+    z1, z2 = (logits.detach().double().cpu().resolve_neg().numpy() for logits in (logits1, logits2))
     labels = np.array(target.cpu().tolist(), dtype=np.int64).reshape(len(z1))
     eligible = np.ones(len(z1), dtype=bool) if ignore_index is None else labels != ignore_index
     rows, one_hot = np.arange(len(z1)), np.zeros_like(z1)
@@ -224,8 +224,8 @@ def operator_samples(name: str, device: str) -> list[tuple]:
                 )
                 choice = (selected, count, selected, count)
                 samples += [
-                    (torch.ones_like(loss), z1, z2, target, statistics_of_mean, None, *choice, 0.9, None, True, True),
-                    (torch.ones_like(losses), z1, z2, target, statistics, losses, *[None] * 4, 0.9, None, True, False),
+                    (torch.ones_like(loss), z1, z2, target, statistics_of_mean, *choice, 0.9, None, True, True),
+                    (torch.ones_like(losses), z1, z2, target, statistics, *[None] * 4, 0.9, None, True, False),
                 ]
             else:
                 raise KeyError(f"there are no samples for the operator {name}")
