@@ -80,12 +80,12 @@ def decide(
     toolkit, reason = None, None
     if force_cpu:
         reason = "FORCE_CPU=1"
-    elif not cuda_sources:
-        reason = "there are no CUDA sources in csrc/cuda"
     elif torch_cuda is None:
         reason = f"torch {torch_version} is not a CUDA build"
     else:
         toolkit, reason = _matching_toolkit(environ, torch_cuda.split(".")[0], package_folders)
+    if toolkit is not None and not cuda_sources:
+        toolkit, reason = None, "there are no CUDA sources in csrc/cuda"
     if toolkit is None:
         if force_cuda:
             raise BuildError(f"FORCE_CUDA=1, but the CUDA part cannot be built: {reason}.")
