@@ -281,6 +281,12 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path: Path, site: tuple[str
 # -- absent data sets (case 50) and names
 
 
+def load_dataset_error(name: str) -> str:
+    with pytest.raises(DataError) as raised:
+        load_dataset(name)
+    return str(raised.value)
+
+
 @pytest.mark.usefixtures("no_network")
 @pytest.mark.parametrize(
     ("name", "files", "where"),
@@ -316,6 +322,7 @@ def test_the_root_is_the_environments_else_the_cache(
         unset()
         monkeypatch.setenv("HOME", str(tmp_path))
         assert default_root() == tmp_path / ".cache" / "jocor_fast"
+    assert load_dataset_error("npz:~nobody-of-that-name/x.npz").endswith("x.npz does not exist")
     write_idx(tmp_path / "own" / "mnist", arrays)
     assert_is(load_dataset("mnist", "~/own"), arrays)
 

@@ -72,7 +72,9 @@ def test_clean_labels_come_in_the_same_forms(tmp_path: Path, form: str, clean_fo
 @pytest.mark.parametrize("zipped", [True, False], ids=["zip", "legacy"])
 def test_pt_files_hold_tensors_arrays_or_lists(tmp_path: Path, values: Any, zipped: bool):
     torch.save({"key": values}, tmp_path / "labels.pt", _use_new_zipfile_serialization=zipped)
-    assert read_labels(f"{tmp_path}/labels.pt:key", CLEAN, 3).noisy.tolist() == NOISY.tolist()
+    noisy = read_labels(f"{tmp_path}/labels.pt:key", CLEAN, 3).noisy
+    assert noisy.tolist() == NOISY.tolist()
+    assert noisy.flags.writeable
 
 
 def test_a_pt_file_that_numpy_1_wrote_is_read(tmp_path: Path):
@@ -315,6 +317,7 @@ def test_wrong_values_are_one_sentence_that_names_the_file(tmp_path: Path, form:
         ("labels.npy:key", "got 'labels.npy:key'"),
         ("", "got ''"),
         ("absent.npy", "absent.npy does not exist"),
+        ("~nobody-of-that-name/absent.npy", "absent.npy does not exist"),
         ("absent.npz:key", "absent.npz does not exist"),
         ("absent.pt:key", "absent.pt does not exist"),
         ("absent.csv", "absent.csv does not exist"),

@@ -17,6 +17,11 @@ from jocor_fast.data.pickled_arrays import STAND_INS, unwrapped
 _STAND_INS: list[Any] = [(stand_in, name) for name, stand_in in STAND_INS.items()]  # torch's order of the two
 
 
+def user_path(name: str | os.PathLike[str]) -> Path:
+    """A path as people write it: ~ is their home; ~nobody, of an unknown user, is a name like any other."""
+    return Path(os.path.expanduser(name))
+
+
 @contextlib.contextmanager
 def reading(path: str | os.PathLike[str], kind: str) -> Iterator[None]:
     """Turn whatever a parser says of a broken file into one sentence that names the file.

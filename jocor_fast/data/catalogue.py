@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+from jocor_fast.data.arrays import user_path
 from jocor_fast.data.cifar import CIFAR_LAYOUTS, load_cifar
 from jocor_fast.data.dataset import DataError, Dataset
 from jocor_fast.data.digits import load_digits
@@ -19,7 +20,7 @@ NPZ_PREFIX = "npz:"
 
 def default_root() -> Path:
     """The folder of data sets where none is given: $JOCOR_FAST_DATA, else ~/.cache/jocor_fast."""
-    return Path(os.environ.get(ROOT_VARIABLE) or "~/.cache/jocor_fast").expanduser()
+    return user_path(os.environ.get(ROOT_VARIABLE) or "~/.cache/jocor_fast")
 
 
 def load_dataset(
@@ -43,8 +44,8 @@ def load_dataset(
     if name == "digits":
         return load_digits()
     if name.startswith(NPZ_PREFIX):
-        return load_npz_dataset(Path(name.removeprefix(NPZ_PREFIX)).expanduser(), name=name)
-    base = default_root() if root is None else Path(root).expanduser()
+        return load_npz_dataset(user_path(name.removeprefix(NPZ_PREFIX)), name=name)
+    base = default_root() if root is None else user_path(root)
     folders = (base / name, base)
     if name in IDX_SITES:
         return load_idx_dataset(name, folders, announce)

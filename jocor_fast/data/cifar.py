@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -65,10 +66,10 @@ def load_cifar(name: str, folders: Sequence[Path]) -> Dataset:
     layout = CIFAR_LAYOUTS[name]
     for folder in folders:
         for place in (folder / layout.folder, folder):
-            if (place / layout.train_files[0]).is_file():
+            if os.path.isfile(place / layout.train_files[0]):  # False, too, where a folder may not be searched
                 return _load_batches(name, layout, place)
         archive = folder / f"{name}.npz"
-        if archive.is_file():
+        if os.path.isfile(archive):
             return load_npz_dataset(archive, name=name, num_classes=layout.num_classes, default_model="cnn")
     raise DataError(
         f"{name} is not in {' or '.join(map(str, folders))}: {folders[0]} needs the folder {layout.folder} with "

@@ -34,7 +34,7 @@ def label_values(labels: Any, name: str = "labels") -> np.ndarray:
         name: what the error messages call them.
 
     Returns:
-        A new or shared array [N], int64 or str.
+        An array [N], int64 or str, that can be written to; it may share memory with `labels`.
 
     Raises:
         TypeError: they are neither numbers nor strings; a bool is neither.
@@ -59,7 +59,7 @@ def label_values(labels: Any, name: str = "labels") -> np.ndarray:
     if kind == "u" and array.size and int(array.max()) >= 2**63:
         raise LabelError(f"{name} must fit in 64 bits, got {array.max()}", int(array.argmax()))
     if kind in "iu":
-        return array.astype(np.int64, copy=False)
+        return array.astype(np.int64, copy=not array.flags.writeable)  # torch warns of arrays that are read-only
     raise TypeError(f"{name} must be {_ACCEPTED}, got {array.dtype}")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import math
+import os
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -116,7 +117,7 @@ def _found(folder: Path) -> dict[str, Path]:
     found: dict[str, Path] = {}
     for stem in _STEMS:
         for path in (folder / stem, folder / f"{stem}.gz"):
-            if path.is_file():
+            if os.path.isfile(path):  # False, too, where a folder may not be searched
                 found.setdefault(stem, path)
     return found
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from jocor_fast.data.arrays import NpzArchive, read_npy, read_pt, reading
+from jocor_fast.data.arrays import NpzArchive, read_npy, read_pt, reading, user_path
 from jocor_fast.data.classes import LabelError, class_numbers
 from jocor_fast.data.dataset import DataError
 
@@ -134,12 +134,12 @@ def _read_columns(spec: str, num_samples: int) -> tuple[_Column, _Column | None]
     spec = os.fspath(spec)
     with_key = re.fullmatch(r"(?P<file>.+\.(?P<type>npz|pt)):(?P<key>[^:]+)", spec, flags=re.DOTALL)
     if with_key:
-        path, key = Path(with_key["file"]).expanduser(), with_key["key"]
+        path, key = user_path(with_key["file"]), with_key["key"]
         if with_key["type"] == "pt":
             return _Column(spec, read_pt(path, key)), None
         with NpzArchive(path) as archive:
             return _Column(spec, archive.read(key)), None
-    path = Path(spec).expanduser()
+    path = user_path(spec)
     if path.suffix == ".npy":
         return _Column(spec, read_npy(path)), None
     if path.suffix == ".csv":

@@ -33,7 +33,7 @@ class PickledDtype:
 
 
 class PickledArray:
-    """Stands in for `numpy.ndarray`; `array` is the array itself."""
+    """Stands in for `numpy.ndarray`; `array` is the array itself, a view of the pickle's bytes (read-only)."""
 
     array: np.ndarray
 
@@ -65,7 +65,7 @@ STAND_INS: dict[str, Any] = {
 
 
 def unwrapped(value: Any) -> Any:
-    """The array of a `PickledArray`; anything else as it is."""
+    """The read-only array of a `PickledArray`; anything else as it is."""
     return getattr(value, "array", None) if isinstance(value, PickledArray) else value
 
 
@@ -76,7 +76,7 @@ def _array(content: Any, pickled: Any, shape: Any, order: Any) -> np.ndarray:
         raise ValueError("it has an array without a shape")
     if len(content) != math.prod(shape) * pickled.dtype.itemsize or not content:
         raise ValueError(f"it has an array of {len(content)} bytes for the shape {list(shape)} of {pickled.dtype}")
-    return np.frombuffer(bytearray(content), pickled.dtype).reshape(shape, order=order)  # of its own memory: writeable
+    return np.frombuffer(content, pickled.dtype).reshape(shape, order=order)
 
 
 def _text(value: Any) -> str:
