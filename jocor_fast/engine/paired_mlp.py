@@ -59,6 +59,7 @@ class PairedMLP:
             and len(parameters) == 4 * len(stacks[0])  # each with a bias
             and len(set(parameters)) == len(parameters)  # nothing shared
             and all(p.requires_grad and p.dtype == torch.float32 and p.device.type == "cpu" for p in parameters)
+            and not any(p._backward_hooks or p._post_accumulate_grad_hooks for p in parameters)
         )
 
     @torch.no_grad()

@@ -1,0 +1,107 @@
+"""Small data, networks and runs that the tests of the engine share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from jocor_fast.engine.run import EvalData, Run, TrainData, fit
+from jocor_fast.engine.settings import TrainSettings
+from jocor_fast.engine.trainer import Trainer
+
+CLASSES = 4
+TIMINGS = ("seconds", "eval_seconds", "samples_per_second")
+
+
+def blobs(count: int, shape: tuple[int, ...] = (6,), *, seed: int = 0, noise: float = 0.4) -> TrainData:
+    """uint8 samples around one centre a class; a share of the labels is drawn anew, the clean ones are known."""
+    generator = torch.Generator().manual_seed(seed)
+    centres = 60 + 130 * torch.randint(2, (CLASSES, *shape), generator=torch.Generator().manual_seed(4))
+    clean = torch.randint(CLASSES, (count,), generator=generator)
+    spread = torch.randint(-50, 51, (count, *shape), generator=generator)
+    flipped = torch.rand(count, generator=generator) < noise
+    noisy = torch.where(flipped, torch.randint(CLASSES, (count,), generator=generator), clean)
+    return TrainData((centres[clean] + spread).to(torch.uint8), noisy, clean)
+
+
+def held_out(count: int, shape: tuple[int, ...] = (6,), *, seed: int = 1) -> EvalData:
+    """Samples with true labels."""
+    data = blobs(count, shape, seed=seed, noise=0.0)
+    return EvalData(data.inputs, data.labels)
+
+
+def small_mlp() -> nn.Module:
+    """A network of which the engine pairs two."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, CLASSES))
+
+
+def small_tanh() -> nn.Module:
+    """The same with another activation: the engine runs two of them separately."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, CLASSES))
+
+
+def small_cnn() -> nn.Module:
+    """Convolution, BatchNorm and dropout on 8×8 colour images: all that has a state or draws at random."""
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1),
+        nn.BatchNorm2d(8),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(2),
+        nn.Flatten(),
+        nn.Dropout(0.2),
+        nn.Linear(32, CLASSES),
+    )
+
+
+def settings(**changes: Any) -> TrainSettings:
+    """A short run on the CPU."""
+    values: dict[str, Any] = {
+        "forget_rate": 0.4,
+        "ramp_epochs": 3,
+        "epochs": 6,
+        "batch_size": 16,
+        "lr": 0.01,
+        "device": "cpu",
+    }
+    return TrainSettings(**{**values, **changes})
+
+
+def run(
+    network: Callable[[], nn.Module] = small_mlp,
+    *,
+    data: TrainData | None = None,
+    output: Path | None = None,
+    **changes: Any,
+) -> Run:
+    """A short run to its end."""
+    return fit(settings(**changes), network, data or blobs(70), test=held_out(45), output=output)
+
+
+def trainer(networks: tuple[nn.Module, ...], data: TrainData, **changes: Any) -> Trainer:
+    """The training alone, without files."""
+    return Trainer(settings(**changes), networks, data, None, None, torch.device("cpu"))
+
+
+def parameters(networks: tuple[nn.Module, ...]) -> list[Tensor]:
+    """Copies of all parameters and buffers."""
+    return [value.clone() for network in networks for value in network.state_dict().values()]
+
+
+def same_bits(first: list[Tensor], second: list[Tensor]) -> bool:
+    """Whether two lists of tensors are equal, bit for bit."""
+    return len(first) == len(second) and all(map(torch.equal, first, second))
+
+
+def without_timings(metrics: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The lines of metrics.jsonl without what differs from run to run."""
+    return [{name: value for name, value in line.items() if name not in TIMINGS} for line in metrics]
+
+
+def pair_of(build: Callable[[], nn.Module], seed: int = 0) -> tuple[nn.Module, nn.Module]:
+    """Two networks, the same whenever the seed is."""
+    torch.manual_seed(seed)
+    return build(), build()

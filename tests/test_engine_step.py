@@ -1,0 +1,259 @@
+"""The training step against plain PyTorch loops, its repeatability, and that it does not wait for the device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from engine_cases import (
+    blobs,
+    pair_of,
+    parameters,
+    run,
+    same_bits,
+    settings,
+    small_cnn,
+    small_mlp,
+    small_tanh,
+    trainer,
+)
+from jocor_fast import reference
+from jocor_fast.engine.optimizer import set_rates
+from jocor_fast.engine.paired_mlp import PairedMLP
+from jocor_fast.engine.plan import plan_epoch
+from jocor_fast.engine.run import TrainData, fit
+from jocor_fast.models import cnn, mlp
+
+SEED = 5
+
+
+def never() -> bool:
+    return False
+
+
+def batches(data: TrainData, size: int, steps: int, seed: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
+    """The batches of the first epoch of a run with this seed."""
+    order = torch.randperm(len(data.labels), generator=torch.Generator().manual_seed(seed))
+    for rows in order.split(size)[:steps]:
+        yield data.inputs[rows] * (1 / 255), data.labels[rows]
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+def test_standard_equals_a_plain_loop(optimizer: str) -> None:
+    data = blobs(48)
+    (mine, theirs), initial = pair_of(small_mlp), small_mlp().state_dict()
+    mine.load_state_dict(initial)
+    theirs.load_state_dict(initial)
+    fit(settings(method="standard", optimizer=optimizer, epochs=1, seed=SEED), mine, data)
+
+    plain = (
+        torch.optim.Adam(theirs.parameters(), 0.01)
+        if optimizer == "adam"
+        else torch.optim.SGD(theirs.parameters(), 0.01)
+    )
+    for inputs, labels in batches(data, 16, 3, SEED):
+        plain.zero_grad()
+        F.cross_entropy(theirs(inputs), labels).backward()
+        plain.step()
+
+    torch.testing.assert_close(dict(mine.state_dict()), dict(theirs.state_dict()), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("network", [small_mlp, small_tanh], ids=["paired", "separate"])
+def test_jocor_equals_a_plain_loop_with_the_reference_loss(network: Any) -> None:
+    data = blobs(48)
+    mine, theirs = pair_of(network), pair_of(network)
+    fit(settings(epochs=1, seed=SEED, ramp_epochs=0, forget_rate=0.5, weight_decay=0.01), mine, data)
+
+    plain = torch.optim.Adam([p for net in theirs for p in net.parameters()], 0.01, weight_decay=0.01)
+    for inputs, labels in batches(data, 16, 3, SEED):
+        plain.zero_grad()
+        reference.jocor_loss(theirs[0](inputs), theirs[1](inputs), labels, co_lambda=0.9, num_keep=8).loss.backward()
+        plain.step()
+
+    for ours, expected in zip(mine, theirs, strict=True):
+        torch.testing.assert_close(dict(ours.state_dict()), dict(expected.state_dict()), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("network", [small_mlp, small_tanh, small_cnn])
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_the_same_seed_gives_the_same_bits_after_50_steps(network: Any, deterministic: bool) -> None:
+    data = blobs(800, (3, 8, 8) if network is small_cnn else (6,))
+    torch.use_deterministic_algorithms(deterministic)
+    try:
+        results = []
+        for _ in range(2):
+            networks = pair_of(network)
+            torch.manual_seed(0)  # dropout draws from torch's own generator, which `fit` seeds
+            augment = "crop-flip" if network is small_cnn else "none"
+            training = trainer(networks, data, seed=SEED, augment=augment)
+            assert training.train_epoch(plan_epoch(training.settings, 1, 800), stop=never)
+            assert training.log is not None
+            results.append([training.log.losses, *parameters(networks)])
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert len(results[0][0]) == 50
+    assert same_bits(*results)
+
+
+def test_another_seed_gives_other_batches_and_other_weights() -> None:
+    first, second = run(seed=1, epochs=1), run(seed=2, epochs=1)
+    assert not same_bits(parameters(first.networks), parameters(second.networks))
+
+
+@pytest.mark.parametrize(
+    ("build", "shape"), [(lambda: mlp(64, 10), (8, 8)), (lambda: cnn(10), (3, 32, 32))], ids=["mlp", "cnn"]
+)
+def test_the_two_networks_differ_in_every_layer_and_a_step_changes_both(build: Any, shape: tuple[int, ...]) -> None:
+    networks = pair_of(build)
+    data = blobs(16, shape)
+    layers = [[m for m in network.modules() if isinstance(m, (nn.Conv2d, nn.Linear))] for network in networks]
+    for one, other in zip(*layers, strict=True):
+        assert not torch.equal(one.weight, other.weight)
+    before = [parameter.clone() for network in networks for parameter in network.parameters()]
+    fit(settings(epochs=1), networks, data)
+    after = [parameter for network in networks for parameter in network.parameters()]
+    assert not any(torch.equal(old, new) for old, new in zip(before, after, strict=True))
+
+
+def test_networks_that_a_function_builds_differ_and_follow_the_seed() -> None:
+    built: list[list[Tensor]] = []
+
+    def build() -> nn.Module:
+        network = small_mlp()
+        built.append([parameter.detach().clone() for parameter in network.parameters()])
+        return network
+
+    for seed in (3, 3, 4):
+        fit(settings(epochs=1, seed=seed), build, blobs(20))
+    first, second, again, _, other, _ = built
+    assert not any(map(torch.equal, first, second))
+    assert same_bits(first, again)
+    assert not any(map(torch.equal, first, other))
+
+
+def adam_by_hand(parameter: Tensor, gradients: list[Tensor], lr: float, beta1: list[float]) -> Tensor:
+    """Kingma & Ba's algorithm 1 in float64, with a β1 of its own for each step."""
+    p, m, v = parameter.double(), torch.zeros_like(parameter).double(), torch.zeros_like(parameter).double()
+    for step, (gradient, b1) in enumerate(zip(gradients, beta1, strict=True), start=1):
+        g = gradient.double()
+        m, v = b1 * m + (1 - b1) * g, 0.999 * v + 0.001 * g * g
+        p = p - lr * (m / (1 - b1**step)) / ((v / (1 - 0.999**step)).sqrt() + 1e-8)
+    return p
+
+
+@pytest.mark.parametrize("flavour", [{}, {"foreach": True}, {"fused": True}], ids=["plain", "foreach", "fused"])
+def test_adam_follows_a_change_of_beta1(flavour: dict[str, bool]) -> None:
+    generator = torch.Generator().manual_seed(0)
+    start = torch.randn(33, generator=generator)
+    gradients = [torch.randn(33, generator=generator) for _ in range(4)]
+    parameter = nn.Parameter(start.clone())
+    optimizer = torch.optim.Adam([parameter], lr=0.5, **flavour)
+    beta1 = [0.9, 0.9, 0.1, 0.1]
+    for gradient, b1 in zip(gradients, beta1, strict=True):
+        parameter.grad = gradient.clone()
+        set_rates(optimizer, lr=0.1, beta1=b1)
+        optimizer.step()
+    torch.testing.assert_close(
+        parameter.detach().double(), adam_by_hand(start, gradients, 0.1, beta1), rtol=1e-5, atol=1e-6
+    )
+
+
+def test_the_published_recipe_lowers_beta1_where_the_decay_starts() -> None:
+    """One weight, one batch an epoch: every gradient is known, so is every Adam step."""
+    data = TrainData(torch.ones(4, 1), torch.tensor([0, 0, 0, 1]))
+    network = nn.Linear(1, 2, bias=False)
+    nn.init.zeros_(network.weight)
+    changes = {"recipe": "published", "epochs": 5, "decay_start": 3, "optimizer": "adam", "lr": 0.01}
+    fit(settings(method="standard", **changes), network, data)
+
+    weight = torch.zeros(2, dtype=torch.float64)
+    m, v = torch.zeros(2, dtype=torch.float64), torch.zeros(2, dtype=torch.float64)
+    share = torch.tensor([0.75, 0.25], dtype=torch.float64)
+    schedule = [(1.0, 0.9), (1.0, 0.9), (1.0, 0.1), (0.5, 0.1)]  # (5 − 4)/(5 − 3); the fifth epoch is not trained
+    for step, (factor, b1) in enumerate(schedule, start=1):
+        g = weight.softmax(0) - share
+        m, v = b1 * m + (1 - b1) * g, 0.999 * v + 0.001 * g * g
+        weight = weight - 0.01 * factor * (m / (1 - b1**step)) / ((v / (1 - 0.999**step)).sqrt() + 1e-8)
+    torch.testing.assert_close(network.weight[:, 0].double(), weight, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(("recipe", "steps", "kept"), [("paper", 468, 116), ("published", 401, 113)])
+def test_an_epoch_of_a_recipe_has_its_steps_and_its_kept_rows(recipe: str, steps: int, kept: int) -> None:
+    plan = plan_epoch(settings(recipe=recipe, batch_size=128, forget_rate=0.5, ramp_epochs=10), 2, 60_000)
+    assert (plan.steps, plan.batch_size) == (steps, 128)
+    assert (
+        plan.num_keep == {"paper": 116, "published": 113}[recipe] == kept
+    )  # .9 · 128 = 115.2 up; (1 − 1/9) · 128 down
+
+
+class Calls(TorchDispatchMode):
+    """Names of the operators that run within."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.add(func.overloadpacket._qualified_op_name)
+        return func(*args, **(kwargs or {}))
+
+
+# What a GPU would have to be waited for: numbers that come to the host, and results whose shape depends on values.
+WAITING = {
+    "aten::_local_scalar_dense",
+    "aten::item",
+    "aten::is_nonzero",
+    "aten::equal",
+    "aten::nonzero",
+    "aten::masked_select",
+    "aten::_unique2",
+}
+
+
+def calls_of_an_epoch(networks: tuple[nn.Module, ...], data: TrainData, **changes: Any) -> set[str]:
+    training = trainer(networks, data, **changes)
+    with Calls() as calls:
+        training.train_epoch(plan_epoch(training.settings, 1, len(data.labels)), stop=never)
+    return calls.names
+
+
+@pytest.mark.parametrize("method", ["standard", "jocor"])
+def test_no_operator_of_a_step_waits_for_the_device(method: str) -> None:
+    networks = pair_of(small_cnn)[: 1 if method == "standard" else 2]
+    names = calls_of_an_epoch(networks, blobs(40, (3, 8, 8)), method=method, augment="crop-flip")
+    assert "aten::convolution" in names
+    assert "aten::_fused_adam_" in names
+    assert not names & WAITING
+
+
+def test_the_watch_for_waiting_operators_sees_one() -> None:
+    with Calls() as calls:
+        torch.ones(3)[0].item()
+        torch.ones(3).nonzero()
+    assert {"aten::_local_scalar_dense", "aten::nonzero"} <= calls.names & WAITING
+
+
+def test_bfloat16_trains_and_keeps_float32_weights() -> None:
+    result, exact = (
+        run(small_tanh, data=blobs(400), precision=precision, epochs=10) for precision in ("bfloat16", "float32")
+    )
+    assert {value.dtype for value in parameters(result.networks)} == {torch.float32}
+    assert not same_bits(parameters(result.networks), parameters(exact.networks))
+    assert exact.metrics[-1]["test_accuracy"] > 0.9
+    assert result.metrics[-1]["test_accuracy"] > 0.9
+
+
+def test_a_frozen_parameter_stays_as_it_is() -> None:
+    networks = pair_of(small_mlp)
+    frozen = networks[0][1].weight.requires_grad_(False)
+    before = frozen.clone()
+    fit(settings(epochs=1), networks, blobs(40))
+    assert torch.equal(frozen, before)
+    assert not PairedMLP.fits(networks, torch.zeros(1, 6))

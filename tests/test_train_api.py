@@ -1,0 +1,275 @@
+"""`jf.train`: one's own networks and arrays, in ten lines."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sklearn.datasets import load_digits
+from torch import Tensor, nn
+
+import jocor_fast as jf
+from engine_cases import CLASSES, blobs, held_out, pair_of, same_bits, small_cnn, small_mlp, small_tanh, without_timings
+
+QUICK: dict[str, Any] = {"forget_rate": 0.4, "epochs": 3, "ramp_epochs": 2, "batch_size": 16, "device": "cpu"}
+
+
+def arrays(count: int = 70) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    data = blobs(count)
+    assert data.clean_labels is not None
+    return data.inputs.numpy(), data.labels.numpy(), data.clean_labels.numpy()
+
+
+def test_the_signature_is_the_published_one() -> None:
+    parameters = inspect.signature(jf.train).parameters
+    assert list(parameters) == [
+        "networks",
+        "train_data",
+        "test_data",
+        "val_data",
+        "clean_labels",
+        "method",
+        "forget_rate",
+        "co_lambda",
+        "ramp_epochs",
+        "epochs",
+        "batch_size",
+        "lr",
+        "recipe",
+        "seed",
+        "device",
+        "precision",
+        "output",
+        "resume",
+    ]
+    defaults = {name: parameter.default for name, parameter in parameters.items()}
+    assert defaults["forget_rate"] is inspect.Parameter.empty
+    assert (defaults["method"], defaults["co_lambda"], defaults["epochs"], defaults["lr"]) == ("jocor", 0.9, 200, 1e-3)
+    kinds = {name: parameter.kind for name, parameter in parameters.items()}
+    assert {name for name, kind in kinds.items() if kind is not inspect.Parameter.KEYWORD_ONLY} == {
+        "networks",
+        "train_data",
+    }
+
+
+def test_ten_lines_train_ones_own_networks_and_arrays() -> None:
+    """Half of the digits' labels are drawn anew; the networks are modules of any kind."""
+
+    class Mine(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Linear(64, 128), nn.Linear(128, 10)
+
+        def forward(self, images: Tensor) -> Tensor:
+            return self.last(torch.relu(self.first(images)))
+
+    images, labels = load_digits(return_X_y=True)
+    images = images / 16
+    noisy = jf.noise.corrupt(labels, jf.noise.symmetric(10, 0.5), seed=0)
+    torch.manual_seed(0)
+    networks = (Mine(), Mine())
+    run = jf.train(
+        networks,
+        (images[:1437], noisy[:1437]),
+        test_data=(images[1437:], labels[1437:]),
+        clean_labels=labels[:1437],
+        forget_rate=0.5,
+        epochs=25,
+        batch_size=32,
+    )
+    assert run.networks == networks
+    assert run.summary["status"] == "finished"
+    assert run.metrics[-1]["test_accuracy"] > 0.7
+    assert run.metrics[-1]["label_precision"] > 0.8
+    assert run.summary["realised_noise_rate"] == pytest.approx((noisy[:1437] != labels[:1437]).mean())
+
+
+def test_every_sample_keeps_its_number() -> None:
+    """Sample i is input i with label i and truth i all along: were they shuffled apart, no batch would be of one kind."""
+
+    class Keyed(nn.Linear):
+        def forward(self, inputs: Tensor) -> Tensor:
+            if torch.is_grad_enabled():
+                seen.append(inputs[:, 0].long())
+            return super().forward(inputs)
+
+    seen: list[Tensor] = []
+    numbers = np.arange(64, dtype=np.float32)
+    inputs = np.stack([numbers, numbers % 2], axis=1)
+    labels = (numbers % 2).astype(int)
+    clean = np.where(numbers % 4 < 2, labels, 1 - labels)
+    run = jf.train(Keyed(2, 2), (inputs, labels), clean_labels=clean, method="standard", **QUICK)
+    assert [sorted(torch.cat(seen[epoch : epoch + 4]).tolist()) for epoch in (0, 4, 8)] == [list(range(64))] * 3
+    assert not torch.equal(torch.cat(seen[:4]), torch.cat(seen[4:8]))
+    assert [line["label_precision"] for line in run.metrics] == [0.5] * 3
+
+
+def test_modules_are_trained_in_place_from_the_weights_they_have() -> None:
+    inputs, labels, _ = arrays()
+    networks = pair_of(small_mlp)
+    once = jf.train(networks, (inputs, labels), **QUICK)
+    assert all(mine is theirs for mine, theirs in zip(once.networks, networks, strict=True))
+    weights = networks[0][1].weight.clone()
+    jf.train(networks, (inputs, labels), **{**QUICK, "lr": 1e-9})
+    torch.testing.assert_close(networks[0][1].weight, weights, rtol=0, atol=1e-6)  # it went on from there
+
+
+def test_a_function_is_called_once_a_network_under_the_seed() -> None:
+    inputs, labels, _ = arrays()
+    calls: list[nn.Module] = []
+
+    def build() -> nn.Module:
+        calls.append(small_tanh())
+        return calls[-1]
+
+    runs = [jf.train(build, (inputs, labels), **QUICK, seed=seed) for seed in (1, 1, 2)]
+    assert len(calls) == 6
+    assert runs[0].networks == tuple(calls[:2])
+    weights = [list(run.networks[0].state_dict().values()) for run in runs]
+    assert same_bits(weights[0], weights[1])
+    assert not same_bits(weights[0], weights[2])
+    single = jf.train(build, (inputs, labels), method="standard", **QUICK)
+    assert len(single.networks) == 1
+
+
+@pytest.mark.parametrize(
+    "convert",
+    [
+        lambda inputs, labels: (torch.tensor(inputs), torch.tensor(labels)),
+        lambda inputs, labels: [inputs, labels[:, None]],
+        lambda inputs, labels: (inputs, labels.tolist()),
+        lambda inputs, labels: (inputs, labels.astype(np.uint8)),
+        lambda inputs, labels: (inputs, labels.astype(np.float64)),
+        lambda inputs, labels: (inputs[::-1][::-1], torch.from_numpy(labels).to(torch.int16)),
+        lambda inputs, labels: ((inputs.astype(np.float32) * np.float32(1 / 255)).tolist(), labels),
+    ],
+    ids=["tensors", "(N, 1)", "list", "uint8", "whole floats", "negative strides", "nested lists"],
+)
+def test_arrays_of_every_kind_train_alike(convert: Any) -> None:
+    inputs, labels, _ = arrays()
+    inputs.flags.writeable = False
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        expected = jf.train(small_mlp, (inputs, labels), **QUICK)
+        converted = jf.train(small_mlp, convert(inputs, labels), **QUICK)
+    assert without_timings(converted.metrics) == without_timings(expected.metrics)
+
+
+def test_all_sets_are_used_for_what_they_are(tmp_path: Path) -> None:
+    inputs, labels, clean = arrays()
+    test, val = held_out(33), held_out(20, seed=8)
+    run = jf.train(
+        small_mlp,
+        (inputs, labels),
+        test_data=(test.inputs, test.labels),
+        val_data=(val.inputs.numpy(), val.labels.numpy()),
+        clean_labels=clean,
+        output=tmp_path,
+        **QUICK,
+    )
+    assert (tmp_path / "best.pt").exists()
+    for field, data in (("test_accuracy", test), ("val_accuracy", val)):
+        shares = [(net(data.inputs / 255).argmax(1) == data.labels).double().mean().item() for net in run.networks]
+        assert run.metrics[-1][field] == pytest.approx(sum(shares) / 2)
+    again = jf.train(
+        small_mlp,
+        (inputs, labels),
+        test_data=(test.inputs, test.labels),
+        val_data=(val.inputs.numpy(), val.labels.numpy()),
+        clean_labels=clean,
+        output=str(tmp_path),
+        resume=True,
+        **QUICK,
+    )
+    assert again.metrics == run.metrics
+
+
+def test_a_class_that_is_absent_keeps_its_output() -> None:
+    """Labels 0, 1 and 3 of four outputs are classes, not a numbering with a gap."""
+    inputs, labels, _ = arrays()
+    labels = np.where(labels == 2, 3, labels)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for networks in (small_mlp, pair_of(small_mlp)):
+            run = jf.train(networks, (inputs, labels), **{**QUICK, "epochs": 60, "lr": 0.02})
+    answers = run.networks[0](torch.from_numpy(inputs) / 255).argmax(1)
+    assert 3 in answers
+    assert 2 not in answers
+
+
+def test_strings_and_gaps_are_numbered_in_sorted_order_and_said(tmp_path: Path) -> None:
+    inputs, labels, clean = arrays()
+    expected = jf.train(small_mlp, (inputs, labels), clean_labels=clean, **QUICK)
+    for number, names in enumerate((["ant", "bee", "cat", "dog"], [-5, 0, 7, 900])):
+        table = np.array(names)
+        output = tmp_path / str(number)
+        with pytest.warns(UserWarning, match=rf"numbered in sorted order: {names[0]} → 0, {names[1]} → 1"):
+            run = jf.train(small_mlp, (inputs, table[labels]), clean_labels=table[clean], output=output, **QUICK)
+        assert without_timings(run.metrics) == without_timings(expected.metrics)
+        assert json.loads((output / "config.json").read_text())["label_table"] == [str(name) for name in names]
+
+
+def test_what_a_config_of_a_call_says(tmp_path: Path) -> None:
+    inputs, labels, _ = arrays()
+    jf.train(small_mlp, (inputs, labels), output=tmp_path, **QUICK)
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert config["settings"]["decay_start"] == 1  # 0.4 · 3, rounded down
+    assert (config["sources"]["epochs"], config["sources"]["lr"]) == ("flag", "default")
+
+
+WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
+    ({"train_data": np.zeros((3, 6))}, TypeError, r"train_data must be a pair \(inputs, labels\), got ndarray"),
+    (
+        {"train_data": (np.zeros((4, 6)), [0, 1, 2])},
+        ValueError,
+        "train_data must have one label for each of its 4 inputs",
+    ),
+    ({"train_data": (np.array([["a"]]), [0])}, TypeError, "train_data: inputs must be numbers, got <U1"),
+    ({"train_data": (np.zeros((2, 6), bool), [0, 1])}, TypeError, "train_data: inputs must be uint8, floating"),
+    ({"train_data": (np.zeros((0, 6)), [])}, ValueError, "train_data: inputs must be of shape .* at least one sample"),
+    ({"train_data": (np.zeros((2, 6)), [0.5, 1])}, ValueError, "train_data"),
+    ({"test_data": (np.zeros((2, 6)), [0, 1], 3)}, TypeError, "test_data must be a pair"),
+    ({"test_data": (np.zeros((2, 5)), [0, 1])}, ValueError, "networks do not take the test inputs"),
+    ({"clean_labels": [0, 1]}, ValueError, "clean_labels must have one label for each of its 70 inputs, got 2"),
+    ({"networks": small_mlp()}, ValueError, "networks: method 'jocor' trains two networks, got 1"),
+    ({"networks": "mlp"}, TypeError, "networks must be"),
+    ({"method": "standard", "networks": (small_mlp(), small_mlp())}, ValueError, "trains one network, got 2"),
+    ({"forget_rate": 1.0}, ValueError, "forget_rate"),
+    ({"precision": "float8"}, ValueError, "precision must be one of"),
+]
+
+
+@pytest.mark.parametrize(("changes", "error", "message"), WRONG, ids=[case[2][:40] for case in WRONG])
+def test_a_wrong_argument_is_named(changes: dict[str, Any], error: type[Exception], message: str) -> None:
+    inputs, labels, _ = arrays()
+    arguments: dict[str, Any] = {"networks": small_mlp, "train_data": (inputs, labels), **QUICK, **changes}
+    with pytest.raises(error, match=message):
+        jf.train(arguments.pop("networks"), arguments.pop("train_data"), **arguments)
+
+
+def test_more_classes_than_outputs_are_an_error() -> None:
+    inputs, _, _ = arrays()
+    with (
+        pytest.warns(UserWarning),
+        pytest.raises(ValueError, match="must lie in 0 … 3, as the networks have 4 outputs"),
+    ):
+        jf.train(small_mlp, (inputs, np.arange(70) % (CLASSES + 1) + 1), **QUICK)
+
+
+def test_the_forget_rate_must_be_given() -> None:
+    inputs, labels, _ = arrays()
+    with pytest.raises(TypeError, match="forget_rate"):
+        jf.train(small_mlp, (inputs, labels))  # type: ignore[call-arg]
+
+
+def test_images_train_with_batchnorm_and_dropout() -> None:
+    data = blobs(40, (3, 8, 8))
+    run = jf.train(small_cnn, (data.inputs, data.labels), **QUICK)
+    assert run.summary["status"] == "finished"
+    assert not any(network.training for network in run.networks)
