@@ -91,7 +91,7 @@ def test_ten_lines_train_ones_own_networks_and_arrays() -> None:
 
 
 def test_every_sample_keeps_its_number() -> None:
-    """Inputs, noisy and true labels stay together: only then can small losses tell every wrong label from a right one."""
+    """Inputs, noisy and true labels stay together: only then do small losses tell the wrong labels from the right."""
 
     class Noting(nn.Linear):
         def forward(self, inputs: Tensor) -> Tensor:
@@ -103,7 +103,7 @@ def test_every_sample_keeps_its_number() -> None:
     clean = np.arange(64) % 2
     noisy = np.where(np.arange(64) % 5 == 0, 1 - clean, clean)
     inputs = np.stack([clean, 1 - clean, np.arange(64) / 1000], axis=1)
-    options = {**QUICK, "forget_rate": 0.5, "epochs": 20, "ramp_epochs": 10, "lr": 0.05}
+    options = {**QUICK, "forget_rate": 0.5, "co_lambda": 0.0, "epochs": 20, "ramp_epochs": 10, "lr": 0.05}
     run = jf.train((Noting(3, 2), nn.Linear(3, 2)), (inputs, noisy), clean_labels=clean, **options)
     epochs = torch.cat(seen).view(20, 64)
     assert all(epoch.sort().values.equal(torch.arange(64)) for epoch in epochs)
