@@ -11,7 +11,8 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from types import ModuleType
 from typing import NoReturn
 
 from rich.console import Console
@@ -23,63 +24,75 @@ from .data import DataError
 from .engine.errors import RunError
 
 PROGRAM = "jocor-fast"
-FAILED, WRONG_USE, INTERRUPTED = 1, 2, 130
+COMMANDS: dict[str, ModuleType] = {"train": train, "reproduce": reproduce}
+FAILED, WRONG_USE, INTERRUPTED, TERMINATED = 1, 2, 130, 143
 HELP_WIDTH = 100
-DESCRIPTION = """\
-Train on data with wrong labels. Two networks learn together (JoCoR): in every batch they keep the
-samples whose labels they can agree with, and leave the rest out.
+_COMMAND_LINES = "\n".join(f"  {name:<10} {module.SUMMARY}" for name, module in COMMANDS.items())
+DESCRIPTION = f"""\
+Train on data with wrong labels: two networks learn together (JoCoR), keep in
+every batch the samples whose labels they agree with, and leave the rest out.
+
+commands (each has its own --help)
+{_COMMAND_LINES}
 
 first steps
-  jocor-fast reproduce digits                     half of the labels wrong: JoCoR against plain training
-  jocor-fast train --noise-rate 0.5               one such run, its files in runs/
-  jocor-fast train --dataset npz:FILE --labels labels.csv --forget-rate 0.3
-                                                  your own data and labels"""
+  {PROGRAM} reproduce digits
+             half of the labels wrong: JoCoR beside plain training, in minutes
+  {PROGRAM} train --noise-rate 0.5
+             one such run
+  {PROGRAM} train --dataset npz:FILE --labels labels.csv --forget-rate 0.3
+             your own data and labels, of which some 30 % are wrong"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command line (default: the process's own) and return its exit code."""
     try:
-        return _dispatch(sys.argv[1:] if arguments is None else list(arguments))
+        parsed = _parsed(sys.argv[1:] if arguments is None else list(arguments))
+    except ConfigError as error:
+        return _fail(str(error), WRONG_USE)
+    command = COMMANDS[parsed.command]
+    try:
+        code: int = command.run(parsed, _Console(highlight=False, markup=False))
+        return code
     except ConfigError as error:
         return _fail(str(error), WRONG_USE)
     except (DataError, RunError) as error:
         return _fail(str(error), FAILED)
+    except SystemExit as stop:
+        if stop.code != TERMINATED:
+            raise
+        return _fail(f"stopped by SIGTERM; {command.HOW_TO_GO_ON}", TERMINATED)
     except KeyboardInterrupt:
-        return _fail("interrupted; resume with --resume", INTERRUPTED)
+        return _fail(f"interrupted; {command.HOW_TO_GO_ON}", INTERRUPTED)
     except BrokenPipeError:
         # Whoever read our output has gone; Python would complain once more when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return _fail("nobody reads the output any more; resume with --resume", FAILED)
+        return _fail(f"nobody reads the output any more, so the run was left; {command.HOW_TO_GO_ON}", FAILED)
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         return _fail(f"{where}{error.strerror or error}", FAILED)
 
 
-def _dispatch(arguments: list[str]) -> int:
-    parser = build_parser()
-    parsed, unknown = parser.parse_known_args(arguments)
-    if unknown:
-        raise ConfigError(_unknown_argument(unknown[0], parsed.command))
-    # highlight=False: numbers in sentences are no syntax
-    run: Callable[[argparse.Namespace, Console], int] = parsed.run
-    return run(parsed, Console(highlight=False))
-
-
 def build_parser() -> argparse.ArgumentParser:
     """The parser of all commands. Values stay text: they are checked in one place for flags and for files."""
-    parser = _Parser(prog=PROGRAM, description=DESCRIPTION, formatter_class=_HelpFormatter, allow_abbrev=False)
+    parser = _Parser(
+        prog=PROGRAM,
+        usage=f"{PROGRAM} COMMAND [OPTIONS]",
+        description=DESCRIPTION,
+        formatter_class=_HelpFormatter,
+        allow_abbrev=False,
+    )
     parser.add_argument("--version", action="version", version=f"{PROGRAM} {__version__}")
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
-    for name, module, summary in (
-        ("train", train, "train on a data set, with noise added or labels from a file"),
-        ("reproduce", reproduce, "run an experiment: several methods and seeds, with a table and a figure"),
-    ):
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", help=argparse.SUPPRESS)
+    for name, module in COMMANDS.items():
         command = commands.add_parser(
-            name, help=summary, description=module.DESCRIPTION, formatter_class=_HelpFormatter, allow_abbrev=False
+            name,
+            usage=f"{PROGRAM} {name} {module.USAGE}",
+            description=module.DESCRIPTION,
+            formatter_class=_HelpFormatter,
+            allow_abbrev=False,
         )
         module.add_arguments(command)
-        command.set_defaults(run=module.run)
-    parser.set_defaults(run=_no_command)
     return parser
 
 
@@ -102,17 +115,37 @@ class _Parser(argparse.ArgumentParser):
         raise ConfigError(message.replace(": expected one argument", " needs a value"))
 
 
-COMMANDS = ("train", "reproduce")
+class _Console(Console):
+    """A console that lets the command line deal with a closed pipe; rich would leave without a word."""
+
+    def on_broken_pipe(self) -> NoReturn:
+        raise BrokenPipeError
 
 
-def _no_command(parsed: argparse.Namespace, console: Console) -> int:
-    raise ConfigError(f"a command is needed, one of {', '.join(COMMANDS)}; {PROGRAM} --help says what they do")
+def _parsed(arguments: list[str]) -> argparse.Namespace:
+    parsed, unknown = build_parser().parse_known_args(_with_negative_values(arguments))
+    if unknown:
+        raise ConfigError(_unknown_argument(unknown[0], parsed.command))
+    if parsed.command is None:
+        raise ConfigError(f"a command is needed: {' or '.join(COMMANDS)}; {PROGRAM} --help says what they do")
+    return parsed
+
+
+def _with_negative_values(arguments: list[str]) -> list[str]:
+    """Join "--lr", "-1e-3" into one argument: argparse would take the second for an option."""
+    joined: list[str] = []
+    for argument in arguments:
+        if re.match(r"-[\d.]", argument) and joined and re.fullmatch(r"--[\w-]+", joined[-1]):
+            joined[-1] += f"={argument}"
+        else:
+            joined.append(argument)
+    return joined
 
 
 def _unknown_command(name: str) -> str:
     meant = difflib.get_close_matches(name, COMMANDS, n=1)
-    return f"there is no command {name!r}" + (
-        f"; did you mean {meant[0]}?" if meant else f", only {', '.join(COMMANDS)}"
+    return f"there is no command {name!r}; " + (
+        f"did you mean {meant[0]}?" if meant else f"try {' or '.join(COMMANDS)}"
     )
 
 

@@ -1,19 +1,21 @@
 """How flags, a TOML file, the recipe and presets become the settings of a run, each with its source.
 
 A value comes from the first of: its flag, the configuration file, the recipe, the data set's preset, the default.
-Values are checked where they are used: training settings by `engine.settings.TrainSettings`, noise by `noise`.
+Values are checked where they are used: training settings by `engine.settings.TrainSettings`, the others by
+`data` and `noise`; their messages are then made to name the flag or key (`Config.relabelled`).
 """
 
 from __future__ import annotations
 
 import difflib
+import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from .data import DATASETS, NPZ_PREFIX
+from .data import NPZ_PREFIX
 from .engine.settings import TrainSettings
 from .experiments import PRESETS, PUBLISHED_CO_LAMBDA, preset_co_lambda
 from .options import OPTIONS, TRAINING_FIELDS, Option
@@ -81,11 +83,18 @@ class Config:
         except (TypeError, ValueError) as error:
             raise ConfigError(self.relabelled(str(error))) from error
 
+    def blamed(self, message: str) -> str | None:
+        """The option that a message of the library is about: "lr must …", "output: …", "rate (--noise-rate) must …"."""
+        match = re.match(r"\w+ \(--([\w-]+)\) |(\w+)(?:: | must )", message)
+        name = (match[1] or match[2]).replace("-", "_") if match else None
+        return name if name in OPTIONS else None
+
     def relabelled(self, message: str) -> str:
-        """A message that starts with the name of a setting ("lr must …", "output: …"), with its flag or key instead."""
-        first, _, rest = message.partition(" ")
-        name = first.removesuffix(":")
-        return f"{self.label(name)}{first[len(name) :]} {rest}" if name in OPTIONS else message
+        """The message with the flag or key in the place of the library's name for it."""
+        name = self.blamed(message)
+        if name is None:
+            return message
+        return re.sub(r"^\w+( \(--[\w-]+\))?", lambda _: self.label(name), message)
 
 
 def resolve(flags: Mapping[str, str | bool], file: str | None = None) -> Config:
@@ -105,7 +114,8 @@ def resolve(flags: Mapping[str, str | bool], file: str | None = None) -> Config:
             config.decide(name, option.default)
     _check_conflicts(config)
     _decide_noise(config)
-    _check_data_settings(config)
+    if not 0 <= config["val_fraction"] < 1:  # NaN fails both comparisons
+        raise ConfigError(f"{config.label('val_fraction')} must lie in [0, 1), got {config['val_fraction']:g}")
     _decide_training(config)
     config.train_settings()
     if config["output"] is None:
@@ -185,17 +195,6 @@ def _decide_noise(config: Config) -> None:
             raise ConfigError(f"{kind} needs --noise-rate, the share of labels to flip")
     elif not config.given("noise_rate"):
         config.decide("noise_rate", 0.0)
-    elif config["noise_rate"] != 0:
-        raise ConfigError(f"{config.label('noise_rate')} must be 0 for clean labels, got {config['noise_rate']:g}")
-
-
-def _check_data_settings(config: Config) -> None:
-    dataset = config["dataset"]
-    if dataset not in DATASETS and not dataset.startswith(NPZ_PREFIX):
-        known = ", ".join([*DATASETS, NPZ_PREFIX + "FILE"])
-        raise ConfigError(f"{config.label('dataset')} must be one of {known}, got {dataset!r}")
-    if not 0 <= config["val_fraction"] < 1:  # NaN fails both comparisons
-        raise ConfigError(f"{config.label('val_fraction')} must lie in [0, 1), got {config['val_fraction']:g}")
 
 
 def _decide_training(config: Config) -> None:

@@ -59,9 +59,21 @@ def build_task(config: Config, announce: Callable[[str], None] | None = None) ->
     before each download.
 
     Raises:
-        ConfigError: settings that do not go with this data set.
+        ConfigError: an option has a wrong value, or does not go with this data set.
         DataError: a file is missing or broken.
     """
+    try:
+        return _built_task(config, announce)
+    except ConfigError:
+        raise
+    except ValueError as error:
+        message = str(error)
+        if isinstance(error, DataError) and config.blamed(message) is None:
+            raise
+        raise ConfigError(config.relabelled(message)) from error
+
+
+def _built_task(config: Config, announce: Callable[[str], None] | None) -> Task:
     root = Path(config["data_root"]) if config["data_root"] is not None else None
     dataset = load_dataset(config["dataset"], root, announce=announce)
     labels = _noisy_labels(config, dataset)
@@ -109,16 +121,11 @@ def _noisy_labels(config: Config, dataset: Dataset) -> _NoisyLabels:
         table, clean_spec = dataset.label_table, config["clean_labels"]
         labels = read_labels(config["labels"], clean, num_classes, clean_spec=clean_spec, label_table=table)
         return _NoisyLabels(labels.noisy, labels.clean, None)
-    try:
-        if config["noise_matrix"] is not None:
-            transition = read_transition(config["noise_matrix"], num_classes)
-        else:
-            transition = transition_matrix(config["noise"], num_classes, config["noise_rate"], dataset.name)
-        noisy = corrupt(clean, transition, seed=config["noise_seed"])
-    except DataError:
-        raise
-    except ValueError as error:
-        raise ConfigError(config.relabelled(str(error))) from error
+    if config["noise_matrix"] is not None:
+        transition = read_transition(config["noise_matrix"], num_classes)
+    else:
+        transition = transition_matrix(config["noise"], num_classes, config["noise_rate"], dataset.name)
+    noisy = corrupt(clean, transition, seed=config["noise_seed"])
     return _NoisyLabels(noisy, clean, expected_rate(transition, clean))
 
 

@@ -14,25 +14,38 @@ from rich.live import Live
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from ..config import ConfigError
+from ..config import ConfigError, resolve
+from ..engine.environment import resolve_device
 from ..engine.errors import RunError
 from ..experiments import EXPERIMENTS, METHOD_TITLES, Cell, Experiment
 from ..report.reproduction import CSV_COLUMNS, CellResult, draw_results, read_cell, results_table
 from ..report.results import read_json
-from ..report.tables import csv_text, write_text
+from ..report.tables import csv_text, percent, write_text
 from ..schedules import trained_epochs
 from .run_queue import QueuedRun, run_all
 
-DESCRIPTION = "Run an experiment: " + "; ".join(
-    f"{experiment.name}: {experiment.title}, about {experiment.minutes:g} minutes on two cores"
+SUMMARY = "run an experiment: several methods and seeds, a table and a figure"
+USAGE = "NAME [OPTIONS]"
+HOW_TO_GO_ON = "the same command goes on where this one stopped"
+_EXPERIMENT_LINES = "\n".join(
+    f"  {experiment.name:<8} {experiment.title}:\n"
+    f"           {' and '.join(METHOD_TITLES[name] for name in experiment.methods)}, {experiment.seeds} seeds each, "
+    f"{experiment.minutes:g} minutes on two cores"
     for experiment in EXPERIMENTS.values()
 )
+DESCRIPTION = f"""\
+Run an experiment: methods side by side, each with several seeds, then a table
+and a figure. Runs that are finished already are not repeated, so that the same
+command goes on where an earlier one stopped.
+
+experiments
+{_EXPERIMENT_LINES}"""
 HEARTBEAT_SECONDS = 15.0  # between lines where nothing can be redrawn
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what `reproduce` takes; the values are checked in `run`."""
-    parser.add_argument("experiment", metavar="NAME", nargs="?", help=f"what to run: {', '.join(EXPERIMENTS)}")
+    parser.add_argument("experiment", metavar="NAME", nargs="?", help=f"the experiment: {', '.join(EXPERIMENTS)}")
     parser.add_argument("--methods", metavar="A,B", help="only these methods (default: those of the experiment)")
     parser.add_argument(
         "--seeds", metavar="N", help="runs a method, with seeds and noise draws 1 … N (default: the experiment's)"
@@ -41,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", metavar="DEV", default="auto", help="auto, cpu, cuda or cuda:N (default: auto)")
     parser.add_argument("--jobs", metavar="N", help="runs at a time (default: one a CPU core, or one on a GPU)")
     parser.add_argument(
-        "--output", metavar="DIR", help="folder for runs, table and figure (default: runs/reproduce-NAME)"
+        "--output", metavar="DIR", help="folder for the runs, the table and the figure (default: runs/reproduce-NAME)"
     )
 
 
@@ -54,21 +67,18 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     runs = [_queued(cell, seed, output) for seed in seeds for cell in cells]
     _check_earlier_runs(runs)
     left = [run for run in runs if not _is_finished(run)]
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    default_jobs = 1 if _on_gpu(arguments.device) else max(1, min(cores // experiment.threads, len(left)))
-    jobs = _count("--jobs", arguments.jobs, default_jobs)
+    jobs = min(len(left), _count("--jobs", arguments.jobs, _default_jobs(arguments.device, experiment.threads)))
     names = " and ".join(METHOD_TITLES[cell.method] for cell in cells)
-    console.print(f"{experiment.title}: {names}, seeds 1 to {len(seeds)}")
+    console.print(f"{experiment.title}: {names}, seeds 1 to {len(seeds)}", soft_wrap=True)
     if left:
-        done = f" ({len(runs) - len(left)} of {len(runs)} are finished already)" if len(left) < len(runs) else ""
-        console.print(f"{len(left)} runs{done}, {min(jobs, len(left))} at a time, in {output}")
+        console.print(f"{_plan(len(left), len(runs))}, {jobs} at a time, in {output}", soft_wrap=True)
         with ReproductionProgress(console, runs) as progress:
             run_all(left, jobs=jobs, threads=experiment.threads, on_change=progress.on_change, on_poll=progress.on_poll)
-    results = [read_cell(output, cell, seeds) for cell in cells]
-    _report(results, experiment, output, console)
     failed = [run for run in left if run.error is not None]
+    results = [read_cell(output, cell, seeds, failed={run.folder for run in failed}) for cell in cells]
+    _report(results, experiment, output, console)
     if failed:
-        raise RunError("; ".join(f"{run.name}: {run.error}" for run in failed))
+        raise RunError(f"{len(failed)} of {len(left)} runs failed, first {failed[0].name}: {failed[0].error}")
     return 0
 
 
@@ -118,7 +128,7 @@ class ReproductionProgress:
             self._say(f"{run.name}: failed: {run.error}")
         else:
             accuracy = summary["last_10_mean"]["test_accuracy"]
-            self._say(f"{run.name}: test accuracy {100 * accuracy:.2f} % over its last epochs")
+            self._say(f"{run.name}: test accuracy {percent(accuracy)} % over its last epochs")
 
     def on_poll(self) -> None:
         """Follow the files of the runs."""
@@ -131,7 +141,7 @@ class ReproductionProgress:
 
     def _say(self, text: str) -> None:
         self._spoken = time.monotonic()
-        self.console.print(text, markup=False, soft_wrap=True)
+        self.console.print(text, soft_wrap=True)
         self.console.file.flush()
 
     def _done(self) -> int:
@@ -180,9 +190,12 @@ def _overrides(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def _queued(cell: Cell, seed: int, output: Path) -> QueuedRun:
     settings = cell.run_settings(seed)
-    folder = output / cell.run_folder(seed)
-    epochs = trained_epochs(settings["epochs"], settings.get("recipe", "paper"))
-    run = QueuedRun(f"{METHOD_TITLES[cell.method]}, {cell.noise.title}, seed {seed}", folder, settings, epochs)
+    config = resolve(
+        {name: str(value) for name, value in settings.items()}
+    )  # so that a wrong one is told before any run
+    epochs = trained_epochs(config["epochs"], config["recipe"])
+    name = f"{METHOD_TITLES[cell.method]}, {cell.noise.title}, seed {seed}"
+    run = QueuedRun(name, output / cell.run_folder(seed), settings, epochs)
     run.epochs_done = epochs if _is_finished(run) else 0
     return run
 
@@ -190,6 +203,13 @@ def _queued(cell: Cell, seed: int, output: Path) -> QueuedRun:
 def _is_finished(run: QueuedRun) -> bool:
     summary = read_json(run.folder / "summary.json")
     return summary is not None and summary["status"] == "finished"
+
+
+def _plan(left: int, planned: int) -> str:
+    """ "4 runs (2 of 6 are finished already)"."""
+    done = planned - left
+    finished = f" ({done} of {planned} {'is' if done == 1 else 'are'} finished already)" if done else ""
+    return f"{left} run{'s' * (left > 1)}{finished}"
 
 
 def _check_earlier_runs(runs: Sequence[QueuedRun]) -> None:
@@ -205,10 +225,15 @@ def _check_earlier_runs(runs: Sequence[QueuedRun]) -> None:
             )
 
 
-def _on_gpu(device: str) -> bool:
-    import torch  # here, so that --help and wrong flags are answered at once
-
-    return device.startswith("cuda") or (device == "auto" and torch.cuda.is_available())
+def _default_jobs(device: str, threads: int) -> int:
+    """One run a CPU core that it can use; one on a GPU."""
+    try:
+        if resolve_device(device).type == "cuda":
+            return 1
+    except ValueError as error:
+        raise ConfigError(f"--{error}") from error
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, cores // threads)
 
 
 def _report(results: Sequence[CellResult], experiment: Experiment, output: Path, console: Console) -> None:

@@ -24,9 +24,13 @@ from ..report.tables import percent
 from ..schedules import steps_per_epoch, trained_epochs
 from ..task import Task, build_task, forget_rate_warning
 
+SUMMARY = "train on a data set, with noise added or labels from a file"
+USAGE = "[OPTIONS]"
+HOW_TO_GO_ON = "resume with --resume"
 DESCRIPTION = """\
-Train on a data set whose training labels are wrong in part: noise is added to known labels, or the
-labels come from a file. Every option may also stand in a TOML file (--config), dashes as underscores:
+Train on a data set whose training labels are wrong in part: noise is added to
+known labels, or the labels come from a file. Options may also stand in a TOML
+file (--config), their dashes as underscores:
     dataset = "mnist"
     noise = "symmetric"
     noise_rate = 0.5"""
@@ -62,11 +66,13 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     task = build_task(config, announce=lambda sentence: console.print(Text(sentence), soft_wrap=True))
     settings = config.train_settings()
     _print_header(config, task, console)
-    for warning in (forget_rate_warning(config, task), _ramp_warning(config, task)):
+    for warning in (forget_rate_warning(config, task), _ramp_warning(config, task), _idle_warning(config)):
         if warning:
             print(f"jocor-fast: warning: {warning}", file=sys.stderr)
     with TrainingProgress(console, trained_epochs(settings.epochs, settings.recipe)) as progress:
         result = _fit(config, settings, task, progress)
+    if not progress.epochs_shown:
+        console.print("this run is finished already, nothing was changed")
     _print_result(result, Path(config["output"]), console)
     fault = result.summary.get("diverged")
     if fault is not None:
@@ -184,6 +190,17 @@ def _ramp_warning(config: Config, task: Task) -> str | None:
         f"the ramp of {ramp} epochs is only {steps} steps long, and a selection by loss so early can do harm: a "
         "smaller --batch-size or a larger --ramp-epochs helps"
     )
+
+
+def _idle_warning(config: Config) -> str | None:
+    """A sentence where flags were given that the method has no use for (in a file they may serve other methods)."""
+    if METHODS[config["method"]].selects:
+        return None
+    idle = [name for name in ("co_lambda", "forget_rate", "ramp_epochs") if config.sources[name] == "flag"]
+    if not idle:
+        return None
+    flags = " and ".join(OPTIONS[name].flag for name in idle)
+    return f"{flags} change{'s' * (len(idle) == 1)} nothing: {config['method']} trains on everything"
 
 
 def _print_result(result: Run, output: Path, console: Console) -> None:

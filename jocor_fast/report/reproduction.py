@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ..experiments import METHOD_TITLES, Cell
-from .curves import draw_comparison
 from .results import STD_DDOF, best_epoch, mean_and_std, read_json, read_metrics
 from .tables import TextTable, percent, percent_with_std
 
@@ -25,7 +24,7 @@ class CellResult:
     Attributes:
         planned: the seeds that belong to the cell.
         metrics, summaries: of the finished runs, by seed.
-        unfinished: why the others are missing, by seed ("not run", "diverged", "interrupted").
+        unfinished: why the others are missing, by seed ("not run", "diverged", "failed", "interrupted").
     """
 
     cell: Cell
@@ -68,8 +67,8 @@ class CellResult:
         return [value for value in values if value is not None]
 
 
-def read_cell(output: Path, cell: Cell, seeds: Sequence[int]) -> CellResult:
-    """Collect a cell's runs from OUTPUT/<cell>/seed<N>."""
+def read_cell(output: Path, cell: Cell, seeds: Sequence[int], failed: Collection[Path] = ()) -> CellResult:
+    """Collect a cell's runs from OUTPUT/<cell>/seed<N>; `failed` are the folders of runs that ended with an error."""
     metrics: dict[int, list[dict[str, Any]]] = {}
     summaries: dict[int, dict[str, Any]] = {}
     unfinished: dict[int, str] = {}
@@ -78,8 +77,10 @@ def read_cell(output: Path, cell: Cell, seeds: Sequence[int]) -> CellResult:
         summary = read_json(folder / "summary.json")
         if summary is not None and summary["status"] == "finished":
             metrics[seed], summaries[seed] = read_metrics(folder), summary
-        elif summary is not None:
-            unfinished[seed] = summary["status"]
+        elif summary is not None and summary["status"] == "diverged":
+            unfinished[seed] = "diverged"
+        elif folder in failed:
+            unfinished[seed] = "failed"
         else:
             unfinished[seed] = "interrupted" if (folder / "metrics.jsonl").exists() else "not run"
     return CellResult(cell, tuple(seeds), metrics, summaries, unfinished)
@@ -105,6 +106,8 @@ def results_table(results: Sequence[CellResult], title: str) -> TextTable:
 
 def draw_results(results: Sequence[CellResult], path: Path, title: str) -> None:
     """Test accuracy and label precision against epochs: a column a noise type, a line a method."""
+    from .curves import draw_comparison  # matplotlib takes half a second to import, and --help has no use for it
+
     panels: dict[str, dict[str, list[list[dict[str, Any]]]]] = {}
     for result in results:
         methods = panels.setdefault(result.cell.noise.title, {})

@@ -15,7 +15,7 @@ from .results import best_epoch
 from .tables import NOT_AVAILABLE, TextTable, percent
 
 REFRESH_SECONDS = 0.1  # a step can take a third of a millisecond: drawing each would cost more than the step
-NARROW, WIDE = 60, 90  # terminal widths below which the bar, or the less important figures, are left out
+NARROW, WIDE = 60, 80  # terminal widths under which the bar and most figures, or the loss, are left out
 
 
 class TrainingProgress:
@@ -28,10 +28,11 @@ class TrainingProgress:
     def __init__(self, console: Console, epochs: int) -> None:
         self.console = console
         self.epochs = epochs
+        self.epochs_shown = 0
         self._drawn = 0.0
         self._bar: Progress | None = None
         if console.is_interactive:
-            self._bar = Progress(*_columns(console.width), console=console, transient=True, refresh_per_second=8)
+            self._bar = Progress(*_columns(console.width), console=console, transient=True, expand=True)
             self._task = self._bar.add_task("training", total=epochs, epoch=0, figures="")
 
     def __enter__(self) -> TrainingProgress:
@@ -60,6 +61,7 @@ class TrainingProgress:
     def on_epoch(self, metrics: Mapping[str, Any]) -> None:
         """Show a finished epoch's line of metrics."""
         epoch = metrics["epoch"]
+        self.epochs_shown += 1
         if self._bar is None:
             self.console.print(Text(epoch_line(metrics, self.epochs)), soft_wrap=True)
             self.console.file.flush()
@@ -108,7 +110,7 @@ def final_table(metrics: Sequence[Mapping[str, Any]], summary: Mapping[str, Any]
 def _columns(width: int) -> list[ProgressColumn]:
     columns: list[ProgressColumn] = [TextColumn("epoch {task.fields[epoch]}/{task.total:.0f}")]
     if width >= NARROW:
-        columns.append(BarColumn(bar_width=None if width >= WIDE else 16))
+        columns.append(BarColumn(bar_width=None))
     return [*columns, TextColumn("{task.fields[figures]}"), TimeRemainingColumn(compact=True), TextColumn("left")]
 
 

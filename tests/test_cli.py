@@ -1,0 +1,190 @@
+"""The command line itself: help, versions, wrong use, exit codes. Training by it is in test_cli_train.py."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import jocor_fast as jf
+from jocor_fast.cli import main
+from jocor_fast.options import OPTIONS
+
+
+@pytest.fixture(autouse=True)
+def in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Files of these names are there: bad.toml (an unknown key), q.npy (no transition matrix), labels.npy (too few)."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.delenv("JOCOR_FAST_DATA", raising=False)
+    monkeypatch.setenv("PYTHONPATH", str(Path(jf.__file__).parents[1]))  # for processes of their own
+    Path("bad.toml").write_text("epoch = 3\n", encoding="utf-8")
+    np.save("q.npy", np.ones((10, 10)))
+    np.save("labels.npy", np.zeros(5, dtype=np.int64))
+    return tmp_path
+
+
+# Command line, exit code, and what its one sentence says.
+WRONG_USE = [
+    ("", 2, "a command is needed: train or reproduce"),
+    ("trian", 2, "there is no command 'trian'; did you mean train?"),
+    ("audit", 2, "there is no command 'audit'; try train or reproduce"),
+    ("--train", 2, "jocor-fast has no option --train"),
+    ("train digits", 2, "jocor-fast train does not know what to do with 'digits'"),
+    ("train --epoch 5", 2, "jocor-fast train has no option --epoch; did you mean --epochs?"),
+    ("train --noise-r=0.5", 2, "jocor-fast train has no option --noise-r"),
+    ("train --res", 2, "jocor-fast train has no option --res"),
+    ("train --epochs", 2, "--epochs needs a value"),
+    ("train --resume=yes", 2, "--resume: ignored explicit argument 'yes'"),
+    ("train --dataset mnits", 2, "--dataset must be one of digits, "),
+    ("train --dataset=", 2, "--dataset must be text, got ''"),
+    ("train --dataset npz:no.npz", 1, "no.npz does not exist"),
+    ("train --labels no.npy --forget-rate .5", 1, "no.npy does not exist"),
+    ("train --labels labels.npy --forget-rate .5", 1, "labels.npy holds 5 labels, the data set has 1437 samples"),
+    ("train --labels labels.txt --forget-rate .5", 2, "--labels must be given as FILE.npy, "),
+    ("train --labels labels.npy --noise symmetric", 2, "--labels and --noise exclude each other"),
+    ("train --labels labels.npy --noise clean", 2, "--labels and --noise exclude each other"),
+    ("train --labels labels.npy --noise-rate .5", 2, "--labels and --noise-rate exclude each other"),
+    ("train --labels labels.npy --noise-seed 1", 2, "--labels and --noise-seed exclude each other"),
+    ("train --labels labels.npy --noise-matrix q.npy", 2, "--labels and --noise-matrix exclude each other"),
+    ("train --clean-labels labels.npy", 2, "--clean-labels needs --labels"),
+    ("train --noise symmetrical --noise-rate .5", 2, "--noise must be one of symmetric, "),
+    ("train --noise symmetric", 2, "--noise symmetric needs --noise-rate"),
+    ("train --noise clean --noise-rate .5", 2, "--noise-rate must be 0 for clean labels, got 0.5"),
+    ("train --noise asymmetric --noise-rate .4", 2, "--noise asymmetric exists for mnist, cifar10, cifar100 only"),
+    ("train --noise-rate 1", 2, "--noise-rate must lie in [0, 1), got 1.0"),
+    ("train --noise-rate -0.1", 2, "--noise-rate must lie in [0, 1), got -0.1"),
+    ("train --noise-rate nan", 2, "--noise-rate must lie in [0, 1), got nan"),
+    ("train --noise-rate half", 2, "--noise-rate must be a number, got 'half'"),
+    ("train --noise-rate .5 --noise-seed -1", 2, "--noise-seed must lie in [0, 2**32), got -1"),
+    ("train --noise-rate .5 --noise-seed 4294967296", 2, "--noise-seed must lie in [0, 2**32)"),
+    ("train --noise-rate .5 --noise-matrix q.npy", 2, "--noise-matrix and --noise-rate exclude each other"),
+    ("train --noise pairflip --noise-matrix q.npy", 2, "--noise-matrix and --noise exclude each other"),
+    ("train --noise-matrix no.npy", 1, "no.npy does not exist"),
+    ("train --noise-matrix q.npy", 1, "q.npy: transition must have rows that sum to 1"),
+    ("train --method jocorr", 2, "--method must be one of "),
+    ("train --co-lambda 1.1", 2, "--co-lambda must lie in [0, 1], got 1.1"),
+    ("train --co-lambda nan", 2, "--co-lambda must lie in [0, 1], got nan"),
+    ("train --forget-rate 1", 2, "--forget-rate must lie in [0, 1), got 1.0"),
+    ("train --ramp-epochs -1", 2, "--ramp-epochs must be at least 0, got -1"),
+    ("train --recipe book", 2, "--recipe must be one of paper, published, got 'book'"),
+    ("train --recipe published --epochs 1", 2, "--epochs must be at least 2"),
+    ("train --model resnet17", 2, "--model must be mlp, cnn or a torchvision classifier"),
+    ("train --epochs 0", 2, "--epochs must be at least 1, got 0"),
+    ("train --epochs 2.5", 2, "--epochs must be a whole number, got '2.5'"),
+    ("train --batch-size 0", 2, "--batch-size must be at least 1, got 0"),
+    ("train --lr 0", 2, "--lr must be finite and above 0, got 0.0"),
+    ("train --lr -1e-3", 2, "--lr must be finite and above 0, got -0.001"),
+    ("train --lr inf", 2, "--lr must be finite and above 0, got inf"),
+    ("train --decay-start -1", 2, "--decay-start must be at least 0, got -1"),
+    ("train --optimizer lamb", 2, "--optimizer must be one of adam, sgd, got 'lamb'"),
+    ("train --weight-decay -1", 2, "--weight-decay must be finite and at least 0, got -1.0"),
+    ("train --augment flip", 2, "--augment must be one of none, crop-flip, got 'flip'"),
+    ("train --seed -1", 2, "--seed must be at least 0, got -1"),
+    ("train --val-fraction 1", 2, "--val-fraction must lie in [0, 1), got 1"),
+    ("train --val-fraction nan", 2, "--val-fraction must lie in [0, 1), got nan"),
+    ("train --val-fraction 0.00001", 2, "--val-fraction 1e-05 of 1437 samples leaves nothing to validate on"),
+    ("train --val-fraction 0.99999", 2, "--val-fraction 0.99999 of 1437 samples leaves nothing to train on"),
+    ("train --val-fraction .1 --val-labels true", 2, "--val-labels must be one of clean, noisy, got 'true'"),
+    ("train --val-labels clean", 2, "--val-labels needs --val-fraction"),
+    ("train --device gpu", 2, "--device must be auto, cpu, cuda or cuda:N, got 'gpu'"),
+    ("train --device cuda:99", 2, "--device: 'cuda:99' "),
+    ("train --precision float8", 2, "--precision must be one of float32, "),
+    ("train --output q.npy", 1, "--output: q.npy cannot be written"),
+    ("train --config no.toml", 2, "--config no.toml cannot be read: No such file or directory"),
+    ("train --config bad.toml", 2, "--config bad.toml has an unknown key: epoch (did you mean epochs?)"),
+    ("reproduce", 2, "reproduce takes the name of an experiment, one of digits, got nothing"),
+    ("reproduce digit", 2, "reproduce takes the name of an experiment, one of digits, got 'digit'"),
+    ("reproduce digits --methods jocor,magic", 2, "--methods must name some of standard, jocor, got 'magic'"),
+    ("reproduce digits --seeds 0", 2, "--seeds must be a whole number of at least 1, got '0'"),
+    ("reproduce digits --seeds all", 2, "--seeds must be a whole number of at least 1, got 'all'"),
+    ("reproduce digits --epochs 0", 2, "--epochs must be a whole number of at least 1, got '0'"),
+    ("reproduce digits --jobs -1", 2, "--jobs must be a whole number of at least 1, got '-1'"),
+    ("reproduce digits --device tpu", 2, "--device must be auto, cpu, cuda or cuda:N, got 'tpu'"),
+    ("reproduce digits --device cuda:99", 2, "--device: 'cuda:99' "),
+    ("reproduce digits --lr 1", 2, "jocor-fast reproduce has no option --lr"),
+]
+
+
+@pytest.mark.parametrize(("line", "code", "sentence"), WRONG_USE, ids=[line or "nothing" for line, *_ in WRONG_USE])
+def test_wrong_use_ends_in_one_sentence(
+    line: str, code: int, sentence: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert main(line.split()) == code
+    error = capsys.readouterr().err
+    assert error.startswith(f"jocor-fast: error: {sentence}")
+    assert error.count("\n") == 1
+    assert "Traceback" not in error
+    assert not list(tmp_path.glob("runs/*/metrics.jsonl")), "nothing may have been trained"
+
+
+def test_a_data_set_that_is_absent_says_where_to_put_it(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Case 50, through the command line: exit code 1, one sentence with the folder and where to get the files."""
+    monkeypatch.setenv("JOCOR_FAST_DATA", str(tmp_path / "data"))
+    assert main(["train", "--dataset", "cifar10"]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("jocor-fast: error: ")
+    assert error.count("\n") == 1
+    assert str(tmp_path / "data" / "cifar10") in error
+    assert "https://" in error
+
+
+def test_data_root_comes_before_the_environment(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("JOCOR_FAST_DATA", str(tmp_path / "environment"))
+    assert main(["train", "--dataset", "cifar10", "--data-root", str(tmp_path / "flag")]) == 1
+    error = capsys.readouterr().err
+    assert str(tmp_path / "flag" / "cifar10") in error
+    assert "environment" not in error
+
+
+@pytest.mark.parametrize("line", [["--help"], ["train", "--help"], ["reproduce", "--help"]], ids=" ".join)
+def test_help_fits_the_terminal(line: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        main(line)
+    text = capsys.readouterr().out
+    assert left.value.code == 0
+    assert text.startswith("usage: jocor-fast")
+    assert max(map(len, text.splitlines())) <= 80
+
+
+def test_help_of_train_names_every_option_with_its_default(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["train", "--help"])
+    text = capsys.readouterr().out
+    entries = dict(re.findall(r"^  (--[\w-]+)(.*?)(?=^  --|^\S|\Z)", text, flags=re.MULTILINE | re.DOTALL))
+    assert set(entries) == {option.flag for option in OPTIONS.values()} | {"--config"}
+    required = {"--labels", "--clean-labels", "--noise-rate", "--noise-matrix"}
+    without_default = {flag for flag, entry in entries.items() if "(default:" not in entry}
+    assert without_default == required | {"--resume", "--config"}
+    assert "(default: 200;" in " ".join(entries["--epochs"].split())
+
+
+def test_every_choice_is_in_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["train", "--help"])
+    text = " ".join(capsys.readouterr().out.split())
+    for option in OPTIONS.values():
+        assert ", ".join(option.choices) in text, option.name
+
+
+def test_version_by_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        main(["--version"])
+    assert left.value.code == 0
+    assert capsys.readouterr().out == f"jocor-fast {jf.__version__}\n"
+
+
+def test_the_package_is_a_command() -> None:
+    done = subprocess.run([sys.executable, "-m", "jocor_fast", "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout == f"jocor-fast {jf.__version__}\n"
+    wrong = subprocess.run([sys.executable, "-m", "jocor_fast", "nothing"], capture_output=True, text=True)
+    assert (wrong.returncode, wrong.stdout) == (2, "")
+    assert wrong.stderr == "jocor-fast: error: there is no command 'nothing'; try train or reproduce\n"

@@ -1,0 +1,338 @@
+"""`jocor-fast train`, from the command line to the files: what a run writes, prints and warns of."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import jocor_fast as jf
+from jocor_fast.cli import main
+
+SHORT = ["train", "--epochs", "2", "--device", "cpu"]
+METRICS = {
+    "epoch", "lr", "keep_rate", "train_loss", "label_precision", "test_accuracy_1", "test_accuracy_2", "test_accuracy",
+    "test_accuracy_ensemble", "val_accuracy", "nonfinite_rows", "bad_files", "wait_share", "seconds", "eval_seconds",
+    "samples_per_second",
+}  # fmt: skip
+SUMMARY = {
+    "status", "last_10_mean", "best_by_validation", "last", "nominal_noise_rate", "realised_noise_rate", "environment",
+}  # fmt: skip
+CHECKPOINTS = {"checkpoint.pt", "checkpoint-previous.pt"}
+PROGRAM = [sys.executable, "-m", "jocor_fast"]
+
+
+@pytest.fixture(autouse=True)
+def in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(Path(jf.__file__).parents[1]))  # for processes of their own
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    return tmp_path
+
+
+@pytest.fixture
+def blobs(in_an_empty_folder: Path) -> np.ndarray:
+    """Writes blobs.npz: 200 samples to train on, 40 to test on, labelled with four names. Returns the class numbers."""
+    generator = np.random.default_rng(0)
+    names = np.array(["ant", "bee", "cat", "dog"])
+    classes = generator.integers(0, 4, 240)
+    inputs = (40 * classes[:, None] + generator.integers(0, 30, (240, 6))).astype(np.uint8)
+    labels = names[classes]
+    np.savez("blobs.npz", x_train=inputs[:200], y_train=labels[:200], x_test=inputs[200:], y_test=labels[200:])
+    return classes[:200]
+
+
+def content(name: str, folder: str = "run") -> Any:
+    text = Path(folder, name).read_text(encoding="utf-8")
+    assert "NaN" not in text
+    return [json.loads(line) for line in text.splitlines()] if name.endswith(".jsonl") else json.loads(text)
+
+
+def train(*arguments: str, folder: str = "run") -> int:
+    return main([*SHORT, "--output", folder, *arguments])
+
+
+def test_a_run_on_digits_writes_all_its_files(capsys: pytest.CaptureFixture[str]) -> None:
+    assert train("--noise", "symmetric", "--noise-rate", "0.5", "--val-fraction", "0.1") == 0
+    written = {path.name for path in Path("run").iterdir()}
+    assert written == {"config.json", "metrics.jsonl", "summary.json", "curves.png", "best.pt", *CHECKPOINTS}
+    metrics, summary = content("metrics.jsonl"), content("summary.json")
+    assert [line["epoch"] for line in metrics] == [1, 2]
+    for line in metrics:
+        assert set(line) == METRICS
+        for name in ("keep_rate", "label_precision", "test_accuracy", "val_accuracy"):
+            assert 0 <= line[name] <= 1, name
+        assert (line["bad_files"], line["wait_share"]) == (None, None)
+    assert set(summary) == SUMMARY
+    assert summary["status"] == "finished"
+    assert summary["last"] == metrics[-1]
+    assert summary["last_10_mean"]["epochs"] == 2
+    assert summary["best_by_validation"]["epoch"] in (1, 2)
+    assert summary["nominal_noise_rate"] == 0.5
+    assert summary["realised_noise_rate"] == pytest.approx(0.5, abs=0.05)
+    assert capsys.readouterr().err.count("warning") == 0
+
+
+def test_config_json_holds_every_setting_and_its_source() -> None:
+    Path("run.toml").write_text("lr = 0.01\n", encoding="utf-8")
+    assert train("--noise-rate", "0.5", "--recipe", "published", "--config", "run.toml") == 0
+    config = content("config.json")
+    assert set(config) == {"settings", "sources"}
+    assert set(config["settings"]) == set(config["sources"])
+    expected = {
+        "epochs": (2, "flag"),
+        "lr": (0.01, "config"),
+        "co_lambda": (0.1, "recipe"),
+        "batch_size": (32, "preset"),
+        "ramp_epochs": (10, "default"),
+        "noise": ("symmetric", "default"),
+        "noise_rate": (0.5, "flag"),
+        "noise_seed": (0, "default"),
+        "forget_rate": (0.5, "default"),
+        "model": ("mlp", "default"),
+        "decay_start": (0, "default"),
+        "labels": (None, "default"),
+    }
+    for name, (value, source) in expected.items():
+        assert (config["settings"][name], config["sources"][name]) == (pytest.approx(value), source), name
+
+
+def test_without_a_terminal_every_epoch_is_a_line_and_percent_is_on_the_screen(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert train("--noise-rate", "0.5") == 0
+    out = capsys.readouterr().out
+    metrics = content("metrics.jsonl")
+    lines = [line for line in out.splitlines() if line.startswith("epoch ")]
+    assert len(lines) == 2
+    for line, shown in zip(metrics, lines, strict=True):
+        assert shown.startswith(f"epoch {line['epoch']}/2  loss {line['train_loss']:.4f}")
+        assert f"test {100 * line['test_accuracy']:.2f} %" in shown
+        assert f"label precision {100 * line['label_precision']:.2f} %" in shown
+    assert "\x1b" not in out
+    assert "nominal 50.00 %, draw 0: 52.05 % of the labels are wrong" in out
+    assert "0.5 from epoch 10 on (default: the share of wrong labels to expect from the noise)" in out
+    assert "λ         0.9 (default)" in out
+    assert "best (epoch" in out
+    assert "mean of last 2" in out
+    assert "last (epoch 2)" in out
+    for name in ("curves.png", "metrics.jsonl", "summary.json"):
+        assert str(Path("run", name)) in out
+
+
+def write_cifar(name: str, num_classes: int) -> None:
+    """A stand-in for CIFAR in the form NAME.npz: two images a class to train on, one to test on."""
+    labels = np.arange(3 * num_classes) % num_classes
+    images = np.random.default_rng(0).integers(0, 256, (len(labels), 32, 32, 3), dtype=np.uint8)
+    train, test = slice(0, 2 * num_classes), slice(2 * num_classes, None)
+    np.savez(f"{name}.npz", x_train=images[train], y_train=labels[train], x_test=images[test], y_test=labels[test])
+
+
+def test_the_source_of_co_lambda_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    """Case 49, on the screen."""
+    write_cifar("cifar10", 10)
+    common = ("--dataset", "cifar10", "--data-root", ".", "--model", "mlp", "--epochs", "1")
+    assert train(*common, "--noise", "symmetric", "--noise-rate", "0.8") == 0
+    assert "λ         0.65 (preset: the authors' value for cifar10)" in capsys.readouterr().out
+    assert train(*common, "--co-lambda", "0.3", folder="other") == 0
+    assert "λ         0.3 (flag)" in capsys.readouterr().out
+
+
+def test_the_published_variant_on_cifar100_is_warned_of(capsys: pytest.CaptureFixture[str]) -> None:
+    """With the published pairs all 100 classes are noisy, so that the published τ of half the rate is too low."""
+    write_cifar("cifar100", 100)
+    common = ("--dataset", "cifar100", "--data-root", ".", "--model", "mlp", "--recipe", "published")
+    noise = ("--noise", "asymmetric-published", "--noise-rate", "0.4", "--forget-rate", "0.2")
+    assert train(*common, *noise, "--epochs", "10") == 0
+    out, error = capsys.readouterr()
+    assert "--forget-rate 0.2 is under the share of wrong labels" in error
+    assert "falling after epoch 5 (recipe: where the published code starts on cifar100)" in out
+    assert len(content("metrics.jsonl")) == 9
+    assert content("config.json")["sources"]["decay_start"] == "recipe"
+
+
+@pytest.mark.parametrize("arguments", [["--noise", "clean"], ["--noise", "pairflip", "--noise-rate", "0"], []])
+def test_clean_labels_run_and_everything_is_kept(arguments: list[str]) -> None:
+    """Case 27."""
+    assert train(*arguments) == 0
+    assert content("config.json")["settings"]["forget_rate"] == 0
+    for line in content("metrics.jsonl"):
+        assert (line["keep_rate"], line["label_precision"]) == (1, 1)
+    assert content("summary.json")["realised_noise_rate"] == 0
+
+
+def test_a_table_of_class_names_is_printed_and_stored(blobs: np.ndarray, capsys: pytest.CaptureFixture[str]) -> None:
+    """Case 29."""
+    assert train("--dataset", "npz:blobs.npz") == 0
+    assert content("config.json")["label_table"] == ["ant", "bee", "cat", "dog"]
+    assert "0 = ant, 1 = bee, 2 = cat, 3 = dog" in capsys.readouterr().out
+
+
+def test_standard_trains_one_network(blobs: np.ndarray, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ("--dataset", "npz:blobs.npz", "--noise-rate", "0.25", "--method", "standard")
+    assert train(*arguments, "--co-lambda", "0.5") == 0
+    for line in content("metrics.jsonl"):
+        assert (line["test_accuracy_2"], line["test_accuracy_ensemble"]) == (None, None)
+        assert (line["keep_rate"], line["test_accuracy"]) == (1, line["test_accuracy_1"])
+    assert "--co-lambda changes nothing: standard trains on everything" in capsys.readouterr().err
+
+
+def noisy_names(classes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Names of which every fourth is wrong, and the true ones."""
+    names = np.array(["ant", "bee", "cat", "dog"])
+    return names[np.where(np.arange(len(classes)) % 4 == 0, (classes + 1) % 4, classes)], names[classes]
+
+
+def test_labels_from_a_csv_with_the_truth(blobs: np.ndarray) -> None:
+    noisy, clean = noisy_names(blobs)
+    rows = [f"{number},{noisy[number]},{clean[number]}" for number in reversed(range(200))]
+    Path("labels.csv").write_text("\n".join(["id,label,clean", *rows]), encoding="utf-8")
+    assert train("--dataset", "npz:blobs.npz", "--labels", "labels.csv", "--batch-size", "16") == 0
+    settings, summary = content("config.json")["settings"], content("summary.json")
+    assert settings["forget_rate"] == pytest.approx(0.25)
+    assert (settings["noise"], settings["noise_rate"], settings["noise_seed"]) == (None, None, None)
+    assert (summary["nominal_noise_rate"], summary["realised_noise_rate"]) == (None, pytest.approx(0.25))
+    assert all(0.5 < line["label_precision"] <= 1 for line in content("metrics.jsonl"))
+
+
+def test_labels_without_the_truth_need_a_forget_rate_and_leave_precision_unknown(
+    blobs: np.ndarray, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Case 36."""
+    noisy, _ = noisy_names(blobs)
+    np.savez("labels.npz", noisy=noisy)
+    arguments = ("--dataset", "npz:blobs.npz", "--labels", "labels.npz:noisy")
+    assert train(*arguments) == 2
+    assert "--forget-rate is required with --labels where the clean labels are unknown" in capsys.readouterr().err
+    assert train(*arguments, "--forget-rate", "0.25") == 0
+    out = capsys.readouterr().out
+    assert all(line["label_precision"] is None for line in content("metrics.jsonl"))
+    assert content("summary.json")["realised_noise_rate"] is None
+    assert content("summary.json")["last_10_mean"]["label_precision"] is None
+    assert "label precision n/a" in out
+    assert "the share of wrong labels is unknown" in out
+    assert train(*arguments, "--method", "standard", folder="standard") == 0
+
+
+def test_clean_labels_from_another_file_must_be_in_the_order_of_the_data(
+    blobs: np.ndarray, capsys: pytest.CaptureFixture[str]
+) -> None:
+    noisy, clean = noisy_names(blobs)
+    np.savez("labels.npz", noisy=noisy, clean=clean, shuffled=clean[::-1])
+    arguments = ("--dataset", "npz:blobs.npz", "--labels", "labels.npz:noisy", "--clean-labels")
+    assert train(*arguments, "labels.npz:shuffled") == 1
+    assert "seem to be in another order" in capsys.readouterr().err
+    assert not Path("run").exists()
+    assert train(*arguments, "labels.npz:clean") == 0
+    assert content("summary.json")["realised_noise_rate"] == pytest.approx(0.25)
+
+
+def test_validation_on_clean_labels_needs_them(blobs: np.ndarray, capsys: pytest.CaptureFixture[str]) -> None:
+    np.savez("labels.npz", noisy=noisy_names(blobs)[0])
+    arguments = ("--dataset", "npz:blobs.npz", "--labels", "labels.npz:noisy", "--forget-rate", "0.25")
+    assert train(*arguments, "--val-fraction", "0.2", "--val-labels", "clean") == 2
+    assert "--val-labels clean needs --clean-labels" in capsys.readouterr().err
+    assert train(*arguments, "--val-fraction", "0.2") == 0
+    assert content("metrics.jsonl")[0]["val_accuracy"] is not None
+
+
+def test_a_noise_matrix_from_a_file(blobs: np.ndarray, capsys: pytest.CaptureFixture[str]) -> None:
+    np.save("q.npy", np.array([[1, 0, 0, 0], [0, 1, 0, 0], [0, 0, 0.2, 0.8], [0, 0, 0.8, 0.2]]))
+    assert train("--dataset", "npz:blobs.npz", "--noise-matrix", "q.npy") == 0
+    expected = 0.8 * np.isin(blobs, (2, 3)).mean()
+    assert content("config.json")["settings"]["forget_rate"] == pytest.approx(expected)
+    assert content("summary.json")["nominal_noise_rate"] is None
+    assert "matrix from q.npy, draw 0: " in capsys.readouterr().out
+
+
+def test_a_forget_rate_under_the_share_of_wrong_labels_is_warned_of(
+    blobs: np.ndarray, capsys: pytest.CaptureFixture[str]
+) -> None:
+    common = ("--dataset", "npz:blobs.npz", "--noise-rate", "0.5", "--batch-size", "8")
+    assert train(*common, "--forget-rate", "0.2") == 0
+    assert "jocor-fast: warning: --forget-rate 0.2 is under the share of wrong labels" in capsys.readouterr().err
+    assert train(*common, "--forget-rate", "0.5", folder="other") == 0
+    assert "--forget-rate" not in capsys.readouterr().err
+
+
+def test_a_ramp_of_few_steps_is_warned_of(blobs: np.ndarray, capsys: pytest.CaptureFixture[str]) -> None:
+    common = ("--dataset", "npz:blobs.npz", "--noise-rate", "0.5")
+    assert train(*common) == 0
+    assert "the ramp of 10 epochs is only 10 steps long" in capsys.readouterr().err
+    assert train(*common, "--batch-size", "8", folder="other") == 0
+    assert "ramp" not in capsys.readouterr().err
+
+
+def test_a_folder_that_holds_a_run_is_left_alone(blobs: np.ndarray, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ("--dataset", "npz:blobs.npz", "--noise-rate", "0.25")
+    assert train(*arguments) == 0
+    before = {path.name: path.read_bytes() for path in Path("run").iterdir()}
+    capsys.readouterr()
+
+    assert train(*arguments) == 1
+    error = capsys.readouterr().err
+    assert "jocor-fast: error: --output: run holds a run already" in error
+
+    assert train(*arguments, "--resume") == 0
+    assert "this run is finished already, nothing was changed" in capsys.readouterr().out
+
+    assert train(*arguments, "--resume", "--batch-size", "8") == 1
+    assert "batch_size (then 128, now 8)" in capsys.readouterr().err
+    assert {path.name: path.read_bytes() for path in Path("run").iterdir()} == before
+
+
+def test_resume_without_a_run_starts_one(blobs: np.ndarray) -> None:
+    assert train("--dataset", "npz:blobs.npz", "--resume") == 0
+    assert len(content("metrics.jsonl")) == 2
+
+
+@pytest.mark.parametrize(
+    ("signal_sent", "code", "sentence"),
+    [
+        (signal.SIGINT, 130, "jocor-fast: error: interrupted; resume with --resume\n"),
+        (signal.SIGTERM, 143, "jocor-fast: error: stopped by SIGTERM; resume with --resume\n"),
+    ],
+)
+def test_an_interrupted_run_says_how_to_go_on_and_does(
+    signal_sent: int, code: int, sentence: str, blobs: np.ndarray
+) -> None:
+    arguments = ["train", "--dataset", "npz:blobs.npz", "--batch-size", "8", "--epochs", "30", "--output", "run"]
+    with subprocess.Popen([*PROGRAM, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert any(line.startswith("epoch  2/30") for line in process.stdout)
+        process.send_signal(signal_sent)
+        _, error = process.communicate()
+    assert (process.returncode, error) == (code, sentence)
+    assert content("summary.json")["status"] == "interrupted"
+    assert 2 <= len(content("metrics.jsonl")) < 30
+
+    subprocess.run([*PROGRAM, *arguments, "--resume"], stdout=subprocess.DEVNULL, check=True)
+    assert content("summary.json")["status"] == "finished"
+    assert [line["epoch"] for line in content("metrics.jsonl")] == list(range(1, 31))
+
+
+def test_a_reader_that_leaves_ends_the_run_in_a_sentence(blobs: np.ndarray) -> None:
+    command = [*PROGRAM, "train", "--dataset", "npz:blobs.npz", "--epochs", "2000", "--output", "run"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.readline()
+        process.stdout.close()
+        error = process.stderr.read()
+    assert process.returncode == 1
+    assert error.startswith("jocor-fast: error: nobody reads the output any more")
+    assert error.count("\n") == 1
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_folder_that_cannot_be_written(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("locked").mkdir(mode=0o500)
+    assert train(folder="locked/run") == 1
+    assert "jocor-fast: error: --output: locked/run cannot be written (Permission denied" in capsys.readouterr().err

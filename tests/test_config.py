@@ -1,0 +1,231 @@
+"""How flags, TOML files, recipes and presets become settings: values, sources, and what is refused."""
+
+from __future__ import annotations
+
+from dataclasses import MISSING, fields
+from pathlib import Path
+
+import pytest
+
+from jocor_fast.config import ConfigError, read_config_file, resolve
+from jocor_fast.engine.settings import TrainSettings
+from jocor_fast.options import OPTIONS
+
+# Every option once: text of the flag, what it resolves to, and the flags that it needs beside it.
+FLAGS = [
+    ("dataset", "mnist", "mnist", {}),
+    ("data_root", "/data", "/data", {}),
+    ("labels", "noisy.npy", "noisy.npy", {}),
+    ("clean_labels", "clean.npz:y", "clean.npz:y", {"labels": "noisy.npy"}),
+    ("noise", "pairflip", "pairflip", {"noise_rate": "0.45"}),
+    ("noise_rate", "0.2", 0.2, {}),
+    ("noise_seed", "7", 7, {}),
+    ("noise_matrix", "q.npy", "q.npy", {}),
+    ("method", "standard", "standard", {}),
+    ("co_lambda", "0.65", 0.65, {}),
+    ("forget_rate", "0.3", 0.3, {}),
+    ("ramp_epochs", "5", 5, {}),
+    ("recipe", "published", "published", {}),
+    ("model", "cnn", "cnn", {}),
+    ("epochs", "17", 17, {}),
+    ("batch_size", "64", 64, {}),
+    ("lr", "1e-2", 0.01, {}),
+    ("decay_start", "3", 3, {}),
+    ("optimizer", "sgd", "sgd", {}),
+    ("weight_decay", "1e-4", 1e-4, {}),
+    ("augment", "crop-flip", "crop-flip", {}),
+    ("seed", "5", 5, {}),
+    ("val_fraction", "0.1", 0.1, {}),
+    ("val_labels", "clean", "clean", {"val_fraction": "0.1"}),
+    ("device", "cpu", "cpu", {}),
+    ("precision", "bfloat16", "bfloat16", {}),
+    ("output", "somewhere", "somewhere", {}),
+    ("resume", True, True, {}),
+]
+
+
+def toml(folder: Path, text: str) -> str:
+    path = folder / "run.toml"
+    path.write_text(text, encoding="utf-8")
+    return str(path)
+
+
+def test_the_table_of_flags_covers_every_option() -> None:
+    assert [name for name, *_ in FLAGS] == list(OPTIONS)
+
+
+@pytest.mark.parametrize(("name", "text", "value", "beside"), FLAGS, ids=[name for name, *_ in FLAGS])
+def test_a_flag_sets_its_option(name: str, text: str | bool, value: object, beside: dict[str, str]) -> None:
+    config = resolve({**beside, name: text})
+    assert (config[name], config.sources[name]) == (value, "flag")
+    assert type(config[name]) is type(value)
+    assert resolve(beside)[name] != value
+    if name in {setting.name for setting in fields(TrainSettings)}:
+        assert getattr(config.train_settings(), name) == value
+
+
+@pytest.mark.parametrize(("name", "text", "value", "beside"), FLAGS, ids=[name for name, *_ in FLAGS])
+def test_a_toml_key_does_what_the_flag_does(
+    name: str, text: str | bool, value: object, beside: dict[str, str], tmp_path: Path
+) -> None:
+    literal = f'"{value}"' if isinstance(value, str) else str(value).lower()
+    config = resolve(beside, toml(tmp_path, f"{name} = {literal}\n"))
+    assert (config[name], config.sources[name]) == (value, "config")
+
+
+def test_a_flag_overrides_the_file(tmp_path: Path) -> None:
+    config = resolve({"epochs": "3"}, toml(tmp_path, 'epochs = 9\nmethod = "standard"\n'))
+    assert (config["epochs"], config.sources["epochs"]) == (3, "flag")
+    assert (config["method"], config.sources["method"]) == ("standard", "config")
+
+
+def test_what_is_not_given_is_the_default_of_the_engine() -> None:
+    config = resolve({"dataset": "mnist", "co_lambda": "0.9", "decay_start": "80"})
+    for setting in fields(TrainSettings):
+        if setting.default is not MISSING and setting.name not in ("co_lambda", "decay_start"):
+            assert config[setting.name] == setting.default, setting.name
+            assert config.sources[setting.name] == "default"
+
+
+@pytest.mark.parametrize(
+    ("dataset", "noise", "rate", "co_lambda", "source"),
+    [
+        ("cifar10", "symmetric", "0.2", 0.9, "preset"),
+        ("cifar10", "symmetric", ".5", 0.9, "preset"),
+        ("cifar10", "asymmetric", "0.4", 0.9, "preset"),
+        ("cifar10", "symmetric", "0.8", 0.65, "preset"),
+        ("cifar10", "symmetric", "0.3", 0.9, "default"),
+        ("cifar10", "pairflip", "0.2", 0.9, "default"),
+        ("cifar100", "symmetric", "0.2", 0.85, "preset"),
+        ("cifar100", "asymmetric-published", "0.4", 0.85, "preset"),
+        ("mnist", "symmetric", "0.5", 0.95, "preset"),
+        ("mnist", "pairflip", "0.45", 0.95, "preset"),
+        ("fashion-mnist", "symmetric", "0.5", 0.9, "default"),
+        ("digits", "symmetric", "0.5", 0.9, "default"),
+        ("npz:scans.npz", "symmetric", "0.5", 0.9, "default"),
+    ],
+)
+def test_co_lambda_is_what_the_authors_named_else_the_default(
+    dataset: str, noise: str, rate: str, co_lambda: float, source: str
+) -> None:
+    """Case 49."""
+    config = resolve({"dataset": dataset, "noise": noise, "noise_rate": rate})
+    assert (config["co_lambda"], config.sources["co_lambda"]) == (co_lambda, source)
+
+
+def test_a_given_co_lambda_beats_the_preset() -> None:
+    config = resolve({"dataset": "mnist", "noise_rate": "0.5", "co_lambda": "0.3"})
+    assert (config["co_lambda"], config.sources["co_lambda"]) == (0.3, "flag")
+
+
+def test_the_published_recipe_has_the_published_co_lambda() -> None:
+    config = resolve({"dataset": "mnist", "noise_rate": "0.5", "recipe": "published"})
+    assert (config["co_lambda"], config.sources["co_lambda"]) == (0.1, "recipe")
+
+
+@pytest.mark.parametrize(
+    ("dataset", "recipe", "epochs", "decay_start", "source"),
+    [
+        ("mnist", "paper", "200", 80, "default"),
+        ("mnist", "published", "200", 80, "default"),
+        ("cifar100", "paper", "200", 80, "default"),
+        ("cifar100", "published", "200", 100, "recipe"),
+        ("cifar10", "paper", "9", 3, "default"),
+    ],
+)
+def test_decay_starts_where_the_recipe_says(
+    dataset: str, recipe: str, epochs: str, decay_start: int, source: str
+) -> None:
+    config = resolve({"dataset": dataset, "recipe": recipe, "epochs": epochs})
+    assert (config["decay_start"], config.sources["decay_start"]) == (decay_start, source)
+
+
+def test_digits_get_small_batches_by_preset_and_others_do_not() -> None:
+    digits, mnist = resolve({}), resolve({"dataset": "mnist"})
+    assert (digits["batch_size"], digits.sources["batch_size"]) == (32, "preset")
+    assert (mnist["batch_size"], mnist.sources["batch_size"]) == (128, "default")
+    assert "small data" in digits.origin("batch_size")
+
+
+@pytest.mark.parametrize(
+    ("flags", "noise", "rate"),
+    [
+        ({}, "clean", 0.0),
+        ({"noise": "clean"}, "clean", 0.0),
+        ({"noise_rate": "0.5"}, "symmetric", 0.5),
+        ({"noise": "pairflip", "noise_rate": "0"}, "pairflip", 0.0),
+        ({"noise_matrix": "q.npy"}, None, None),
+        ({"labels": "noisy.npy"}, None, None),
+    ],
+)
+def test_noise_that_is_not_spelled_out(flags: dict[str, str], noise: str | None, rate: float | None) -> None:
+    config = resolve(flags)
+    assert (config["noise"], config["noise_rate"]) == (noise, rate)
+    assert config["noise_seed"] == (None if "labels" in flags else 0)
+
+
+@pytest.mark.parametrize(
+    ("flags", "folder"),
+    [
+        ({"noise_rate": "0.5", "seed": "3"}, "runs/digits-jocor-symmetric-0.5-seed3"),
+        ({"method": "standard"}, "runs/digits-standard-clean-seed0"),
+        ({"dataset": "npz:some/scans.npz", "labels": "dir/noisy.npz:y"}, "runs/scans-jocor-noisy.npz-y-seed0"),
+        ({"noise_matrix": "dir/q.npy"}, "runs/digits-jocor-q-seed0"),
+    ],
+)
+def test_the_default_folder_tells_runs_apart(flags: dict[str, str], folder: str) -> None:
+    assert resolve(flags)["output"] == folder
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("epochs = 'nine'", "epochs in {} must be a whole number, got 'nine'"),
+        ("epochs = 9.0", "epochs in {} must be a whole number, got 9.0"),
+        ("epochs = true", "epochs in {} must be a whole number, got True"),
+        ("lr = '1e-3'", "lr in {} must be a number, got '1e-3'"),
+        ("lr = false", "lr in {} must be a number, got False"),
+        ("resume = 'yes'", "resume in {} must be true or false, got 'yes'"),
+        ("dataset = 3", "dataset in {} must be text, got 3"),
+        ("output = ''", "output in {} must be text, got ''"),
+        ("method = 'jocr'", "method in {} must be one of "),
+        ("method = ['jocor']", "method in {} must be one of "),
+        ("epochs = 0", "epochs in {} must be at least 1, got 0"),
+        ("co_lambda = 1.5", "co_lambda in {} must lie in [0, 1], got 1.5"),
+        ("val_fraction = 1", "val_fraction in {} must lie in [0, 1), got 1"),
+        ("epoch = 9", "--config {} has an unknown key: epoch (did you mean epochs?)"),
+        ("batch-size = 9\nxyz = 1", "--config {} has unknown keys: batch-size (did you mean batch_size?), xyz"),
+        ("config = 'other.toml'", "--config {} has an unknown key: config"),
+        ("[train]\nepochs = 1", "--config {} has an unknown key: train"),
+        ("epochs = = 3", "--config {} is not valid TOML: "),
+        ("labels = 'a.npy'\nnoise_rate = 0.5", "labels in {} and noise_rate in {} exclude each other: "),
+    ],
+)
+def test_a_wrong_file_is_refused_with_its_name_and_the_key(text: str, sentence: str, tmp_path: Path) -> None:
+    path = toml(tmp_path, text)
+    with pytest.raises(ConfigError) as refused:
+        resolve({}, path)
+    assert str(refused.value).startswith(sentence.replace("{}", path))
+
+
+def test_an_int_in_the_file_is_a_number(tmp_path: Path) -> None:
+    content = read_config_file(toml(tmp_path, "lr = 1\n"))
+    assert content == {"lr": 1.0}
+    assert type(content["lr"]) is float
+
+
+@pytest.mark.parametrize("make", [lambda path: None, lambda path: path.mkdir(), lambda path: path.write_bytes(b"\xff")])
+def test_a_file_that_cannot_be_read_is_named(make, tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    make(path)
+    with pytest.raises(ConfigError, match=r"^--config .*run\.toml (cannot be read: |must be a text file in UTF-8)"):
+        resolve({}, str(path))
+
+
+def test_messages_of_the_library_name_the_flag_or_the_key(tmp_path: Path) -> None:
+    config = resolve({"lr": "0.1", "noise_rate": "0.5"}, toml(tmp_path, "seed = 1\n"))
+    assert config.relabelled("lr must be positive") == "--lr must be positive"
+    assert config.relabelled("output: is full") == "--output: is full"
+    assert config.relabelled("rate (--noise-rate) must lie in [0, 1)") == "--noise-rate must lie in [0, 1)"
+    assert config.relabelled("seed must be small").startswith("seed in ")
+    assert config.relabelled("labels.csv, line 3: no") == "labels.csv, line 3: no"

@@ -1,0 +1,260 @@
+"""Curves, tables and the progress on the screen, from plain metrics."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import matplotlib.pyplot
+import numpy as np
+import pytest
+from matplotlib.image import imread
+from rich.console import Console
+
+from jocor_fast.report.curves import draw_comparison, draw_curves
+from jocor_fast.report.results import best_epoch, mean_and_std, read_json, read_metrics
+from jocor_fast.report.screen import TrainingProgress, epoch_line, final_table
+from jocor_fast.report.tables import TextTable, csv_text, percent, percent_with_std, write_text
+
+BLUE, ORANGE = (0x1F / 255, 0x77 / 255, 0xB4 / 255), (0xFF / 255, 0x7F / 255, 0x0E / 255)  # matplotlib's C0 and C1
+
+
+def line(epoch: int, test: float | None = 0.5, precision: float | None = 0.75, **others: Any) -> dict[str, Any]:
+    return {
+        "epoch": epoch,
+        "train_loss": 0.25,
+        "keep_rate": 0.5,
+        "test_accuracy": test,
+        "label_precision": precision,
+        "val_accuracy": None,
+        "nonfinite_rows": 0,
+        "seconds": 1.5,
+        "eval_seconds": 0.5,
+        **others,
+    }
+
+
+def pixels_of(path: Path, color: tuple[float, ...], rows: slice = slice(None)) -> int:
+    """How many pixels of the image have this colour (lines are drawn in it, with softened edges)."""
+    image = imread(path)[rows, :, :3]
+    return int((np.abs(image - np.array(color)) < 0.02).all(axis=2).sum())
+
+
+def halves(path: Path) -> tuple[slice, slice]:
+    height = len(imread(path))
+    return slice(0, height // 2), slice(height // 2, None)
+
+
+def test_curves_draw_accuracy_above_precision(tmp_path: Path) -> None:
+    path = tmp_path / "curves.png"
+    draw_curves([line(epoch, epoch / 20, 1 - epoch / 20) for epoch in range(1, 20)], path, title="a run")
+    above, below = halves(path)
+    assert pixels_of(path, BLUE, above) > 50
+    assert pixels_of(path, BLUE, below) > 50
+    assert pixels_of(path, ORANGE) == 0
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["curves.png"]
+
+
+def test_curves_draw_validation_where_there_is_some(tmp_path: Path) -> None:
+    path = tmp_path / "curves.png"
+    draw_curves([line(epoch, val_accuracy=0.4) for epoch in range(1, 20)], path)
+    above, below = halves(path)
+    assert pixels_of(path, ORANGE, above) > 50
+    assert pixels_of(path, ORANGE, below) == 0
+
+
+def test_curves_leave_out_what_is_unknown(tmp_path: Path) -> None:
+    path = tmp_path / "curves.png"
+    draw_curves([line(epoch, precision=None) for epoch in range(1, 20)], path)
+    above, below = halves(path)
+    assert pixels_of(path, BLUE, above) > 50
+    assert pixels_of(path, BLUE, below) == 0
+
+
+@pytest.mark.parametrize(("metrics", "dots"), [([line(1)], True), ([line(1, None, None)], False), ([], False)])
+def test_curves_of_one_epoch_or_none(metrics: list[dict[str, Any]], dots: bool, tmp_path: Path) -> None:
+    path = tmp_path / "curves.png"
+    draw_curves(metrics, path)
+    assert (pixels_of(path, BLUE) > 0) == dots
+
+
+def test_curves_leave_pyplot_alone(tmp_path: Path) -> None:
+    before = matplotlib.pyplot.get_fignums()
+    draw_curves([line(1)], tmp_path / "curves.png")
+    assert matplotlib.pyplot.get_fignums() == before
+
+
+def test_comparison_has_a_colour_a_method_and_a_band_where_runs_differ(tmp_path: Path) -> None:
+    runs = [[line(epoch, base) for epoch in range(1, 20)] for base in (0.4, 0.6)]
+    band = tuple(1 - 0.25 * (1 - channel) for channel in BLUE)
+    spread, alike = tmp_path / "spread.png", tmp_path / "alike.png"
+    draw_comparison({"noise": {"JoCoR": runs, "Standard": [runs[0]]}}, spread)
+    draw_comparison({"noise": {"JoCoR": [runs[0], runs[0]], "Standard": [runs[1]]}}, alike)
+    for path in (spread, alike):
+        assert pixels_of(path, BLUE) > 50
+        assert pixels_of(path, ORANGE) > 50
+    assert pixels_of(spread, band) > 1000
+    assert pixels_of(alike, band) < 100
+
+
+def test_comparison_takes_runs_of_different_length_and_panels_without_runs(tmp_path: Path) -> None:
+    path = tmp_path / "comparison.png"
+    runs = [[line(1), line(2)], [line(1)]]
+    draw_comparison({"one": {"JoCoR": runs}, "none yet": {}}, path)
+    assert pixels_of(path, BLUE) > 0
+
+
+@pytest.mark.parametrize(
+    ("values", "mean", "std"),
+    [([], None, None), ([0.5], 0.5, None), ([0.25, 0.75], 0.5, 0.125**0.5), ([0.1, 0.2, 0.3], 0.2, 0.1)],
+)
+def test_std_is_that_of_a_sample(values: list[float], mean: float | None, std: float | None) -> None:
+    found = mean_and_std(values)
+    assert found == (pytest.approx(mean) if mean is not None else None, pytest.approx(std) if std is not None else None)
+
+
+def test_best_epoch_is_the_first_of_equals_and_none_without_test_labels() -> None:
+    metrics = [line(1, 0.4), line(2, 0.9), line(3, 0.9), line(4, None)]
+    best = best_epoch(metrics)
+    assert best is not None
+    assert best["epoch"] == 2
+    assert best_epoch([line(1, None)]) is None
+
+
+def test_a_line_that_is_being_written_is_not_read(tmp_path: Path) -> None:
+    assert read_metrics(tmp_path) == []
+    (tmp_path / "metrics.jsonl").write_text(json.dumps({"epoch": 1}) + '\n{"epoch": 2, "te', encoding="utf-8")
+    assert read_metrics(tmp_path) == [{"epoch": 1}]
+
+
+def test_a_broken_json_file_is_no_summary(tmp_path: Path) -> None:
+    path = tmp_path / "summary.json"
+    assert read_json(path) is None
+    path.write_text('{"status": ', encoding="utf-8")
+    assert read_json(path) is None
+    path.write_text('{"status": "finished"}', encoding="utf-8")
+    assert read_json(path) == {"status": "finished"}
+
+
+def test_fractions_are_percent_on_the_screen() -> None:
+    assert percent(0.93402) == "93.40"
+    assert percent(None) == "n/a"
+    assert percent_with_std(0.934, 0.0021) == "93.40 ± 0.21"
+    assert percent_with_std(0.934, None) == "93.40"
+    assert percent_with_std(None, None) == "n/a"
+
+
+def test_a_table_in_markdown_is_aligned() -> None:
+    table = TextTable(("method", "accuracy"), [("Standard", "71.69 ± 4.62"), ("JoCoR", "n/a")], title="T", note="N")
+    assert table.markdown() == (
+        "**T**\n\n"
+        "| method   |     accuracy |\n"
+        "|----------|-------------:|\n"
+        "| Standard | 71.69 ± 4.62 |\n"
+        "| JoCoR    |          n/a |\n\n"
+        "N\n"
+    )
+
+
+def test_a_table_on_the_screen_takes_brackets_as_text() -> None:
+    console = Console(file=io.StringIO(), width=60)
+    console.print(TextTable(("name", "value"), [("[red]", "[1]")], title="[bold]").rich())
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "[red]" in text
+    assert "[1]" in text
+    assert "[bold]" in text
+
+
+def test_csv_keeps_every_digit_and_leaves_out_what_does_not_apply() -> None:
+    rows = [{"a": 0.1 + 0.2, "b": None, "c": 'x, "y"'}, {"a": 0, "c": ""}]
+    read = list(csv.DictReader(io.StringIO(csv_text(("a", "b", "c"), rows))))
+    assert [float(row["a"]) for row in read] == [0.1 + 0.2, 0.0]
+    assert [row["b"] for row in read] == ["", ""]
+    assert read[0]["c"] == 'x, "y"'
+
+
+def test_text_replaces_a_file_as_a_whole(tmp_path: Path) -> None:
+    path = tmp_path / "table.md"
+    write_text(path, "old")
+    write_text(path, "λ")
+    assert path.read_text(encoding="utf-8") == "λ"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["table.md"]
+
+
+def test_the_line_of_an_epoch() -> None:
+    assert epoch_line(line(7, 0.9512, 0.934), 200) == (
+        "epoch   7/200  loss 0.2500  test 95.12 %  label precision 93.40 %  kept 50 %  2.0 s"
+    )
+    unknown = epoch_line(line(7, None, None, train_loss=None, nonfinite_rows=3, val_accuracy=0.5), 7)
+    assert unknown == (
+        "epoch 7/7  loss n/a  test n/a  validation 50.00 %  label precision n/a  kept 50 %  2.0 s"
+        "  3 rows with a non-finite loss"
+    )
+
+
+def test_the_final_table_has_best_beside_mean_beside_last() -> None:
+    metrics = [line(1, 0.5, 0.6), line(2, 0.9, 0.8, val_accuracy=0.7), line(3, 0.7, 0.7)]
+    summary = {
+        "last_10_mean": {"test_accuracy": 0.7, "label_precision": None, "epochs": 3},
+        "best_by_validation": {"epoch": 2, "val_accuracy": 0.7, "test_accuracy": 0.9},
+    }
+    table = final_table(metrics, summary)
+    assert table.columns == ("", "best (epoch 2)", "mean of last 3", "last (epoch 3)", "best by validation (2)")
+    assert table.rows == [
+        ("test accuracy, %", "90.00", "70.00", "70.00", "90.00"),
+        ("label precision, %", "80.00", "n/a", "70.00", "80.00"),
+    ]
+    without_test = final_table([line(1, None)], {"last_10_mean": {"test_accuracy": None, "epochs": 1}})
+    assert without_test.rows[0] == ("test accuracy, %", "n/a", "n/a", "n/a")
+
+
+def shown_on(width: int, *, terminal: bool = True, environment: dict[str, str] | None = None) -> str:
+    """What a run of three epochs shows on a console."""
+    file = io.StringIO()
+    console = Console(file=file, force_terminal=terminal, width=width, _environ=environment or {"TERM": "xterm"})
+    with TrainingProgress(console, 3) as progress:
+        for epoch in (1, 2, 3):
+            progress.on_step(epoch, 1, 2)
+            progress.on_epoch(line(epoch, 0.9512, 0.934))
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("width", "there", "missing"),
+    [
+        (120, ["epoch 3/3", "loss 0.2500", "test 95.12 %", "precision 93.40 %", "━", "left"], []),
+        (80, ["epoch 3/3", "loss 0.2500", "test 95.12 %", "precision 93.40 %", "━", "left"], []),
+        (70, ["epoch 3/3", "test 95.12 %", "precision 93.40 %", "━"], ["loss"]),
+        (40, ["epoch 3/3", "test 95.12 %", "left"], ["loss", "precision", "━"]),
+    ],
+)
+def test_a_terminal_gets_a_bar_that_fits(width: int, there: list[str], missing: list[str]) -> None:
+    file = io.StringIO()
+    console = Console(file=file, force_terminal=True, width=width, color_system=None, _environ={"TERM": "xterm"})
+    with TrainingProgress(console, 3) as progress:
+        assert progress.wants_steps
+        progress.on_epoch(line(3, 0.9512, 0.934))
+    last = file.getvalue().split("\x1b[2K")[-2] if "\x1b[2K" in file.getvalue() else file.getvalue()
+    for text in there:
+        assert text in last, last
+    for text in missing:
+        assert text not in last, last
+    assert "…" not in last
+
+
+@pytest.mark.parametrize(
+    ("terminal", "environment"),
+    [(False, {"TERM": "xterm"}), (True, {"TERM": "dumb"})],
+    ids=["a pipe", "a dumb terminal"],
+)
+def test_elsewhere_every_epoch_is_a_line_however_narrow(terminal: bool, environment: dict[str, str]) -> None:
+    text = shown_on(30, terminal=terminal, environment=environment)
+    assert text.splitlines() == [epoch_line(line(epoch, 0.9512, 0.934), 3) for epoch in (1, 2, 3)]
+
+
+def test_no_color_is_respected() -> None:
+    assert "\x1b[38;" in shown_on(80, environment={"TERM": "xterm-256color"})
+    assert "\x1b[38;" not in shown_on(80, environment={"TERM": "xterm-256color", "NO_COLOR": "1"})

@@ -1,0 +1,99 @@
+"""What a run learns and is measured on: the noise, the split and the rate to forget."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from jocor_fast import noise
+from jocor_fast.config import ConfigError, resolve
+from jocor_fast.data import load_dataset
+from jocor_fast.task import build_task
+
+
+def test_a_split_changes_no_label() -> None:
+    digits = load_dataset("digits")
+    noisy = noise.corrupt(digits.train_labels, noise.symmetric(10, 0.5), seed=3)
+    whole = build_task(resolve({"noise_rate": "0.5", "noise_seed": "3"}))
+    part = build_task(resolve({"noise_rate": "0.5", "noise_seed": "3", "val_fraction": "0.2"}))
+    assert np.array_equal(whole.train.labels.numpy(), noisy)
+    assert part.val is not None
+    assert (len(part.train.labels), len(part.val.labels)) == (1437 - 287, 287)
+    by_image = {image.tobytes(): label for image, label in zip(digits.train_inputs, noisy, strict=True)}
+    for data in (part.train, part.val):
+        for image, label in zip(data.inputs.numpy(), data.labels.numpy(), strict=True):
+            assert by_image[image.tobytes()] == label
+
+
+def test_the_split_depends_on_the_seed_alone() -> None:
+    def held_out(**flags: str) -> torch.Tensor:
+        task = build_task(resolve({"val_fraction": "0.1", **flags}))
+        assert task.val is not None
+        return task.val.inputs
+
+    first = held_out(seed="1")
+    assert torch.equal(first, held_out(seed="1", noise_rate="0.5", noise_seed="4"))
+    assert not torch.equal(first, held_out(seed="2"))
+
+
+@pytest.mark.parametrize(("kind", "agreement"), [("clean", 1.0), ("noisy", 0.5)])
+def test_validation_labels_are_clean_or_noisy_by_flag(kind: str, agreement: float) -> None:
+    """Case 38: a part of the training data, with the labels that were asked for."""
+    flags = {"noise_rate": "0.5", "val_fraction": "0.4", "val_labels": kind}
+    task, digits = build_task(resolve(flags)), load_dataset("digits")
+    assert task.val is not None
+    truth = {image.tobytes(): label for image, label in zip(digits.train_inputs, digits.train_labels, strict=True)}
+    clean = np.array([truth[image.tobytes()] for image in task.val.inputs.numpy()])
+    assert (task.val.labels.numpy() == clean).mean() == pytest.approx(agreement, abs=0.08)
+
+
+def test_the_seed_does_not_touch_the_noise_nor_the_noise_seed_the_rest() -> None:
+    """Case 28, through the command line's settings."""
+    tasks = [build_task(resolve({"noise_rate": "0.5", **flags})) for flags in ({}, {"seed": "9"}, {"noise_seed": "9"})]
+    assert torch.equal(tasks[0].train.labels, tasks[1].train.labels)
+    assert not torch.equal(tasks[0].train.labels, tasks[2].train.labels)
+    assert torch.equal(tasks[0].train.inputs, tasks[2].train.inputs)
+
+
+@pytest.mark.parametrize(
+    ("kind", "rate", "expected"),
+    [("symmetric", "0.5", 0.5), ("symmetric-inclusive", "0.5", 0.45), ("pairflip", "0.45", 0.45), ("clean", "0", 0.0)],
+)
+def test_the_forget_rate_is_what_the_noise_lets_expect(kind: str, rate: str, expected: float) -> None:
+    config = resolve({"noise": kind, "noise_rate": rate})
+    task = build_task(config)
+    assert config["forget_rate"] == pytest.approx(expected)
+    assert config.sources["forget_rate"] == "default"
+    assert task.expected_noise_rate == config["forget_rate"]
+    assert task.nominal_noise_rate == float(rate)
+    assert task.realised_noise_rate == pytest.approx(expected, abs=0.05)
+
+
+def test_a_given_forget_rate_stays() -> None:
+    config = resolve({"noise_rate": "0.5", "forget_rate": "0.2"})
+    build_task(config)
+    assert (config["forget_rate"], config.sources["forget_rate"]) == (0.2, "flag")
+
+
+def test_data_with_a_validation_set_of_their_own(tmp_path: Path) -> None:
+    images, labels = np.zeros((12, 8, 8), dtype=np.uint8), np.arange(12) % 3
+    arrays = {f"{part}_{name}": array for part in ("train", "val", "test") for name, array in
+              (("images", images), ("labels", labels[:, None]))}  # fmt: skip
+    np.savez(tmp_path / "medical.npz", **arrays)
+    dataset = {"dataset": f"npz:{tmp_path}/medical.npz"}
+    task = build_task(resolve(dataset))
+    assert task.val is not None
+    assert len(task.val.labels) == 12
+    with pytest.raises(ConfigError, match="--val-fraction must be 0 for .*, which comes with a validation set"):
+        build_task(resolve({**dataset, "val_fraction": "0.5"}))
+
+
+def test_the_model_is_the_data_sets_unless_asked_for() -> None:
+    default, asked = resolve({}), resolve({"model": "cnn"})
+    shapes = [len(list(build_task(config).build_network().parameters())) for config in (default, asked)]
+    assert (default["model"], default.sources["model"]) == ("mlp", "default")
+    assert (asked["model"], asked.sources["model"]) == ("cnn", "flag")
+    assert shapes == [4, 26]
