@@ -189,6 +189,14 @@ def test_corrupt_looks_each_number_up_in_the_row_of_its_class(data: st.DataObjec
     assert (transition[labels, noisy] > 0).all()
 
 
+def test_a_number_on_the_border_belongs_to_the_class_above():
+    """Intervals are half open, as the numbers are: else a class of probability 0 could be drawn by the number 0."""
+    number = np.random.RandomState(0).random_sample(1)[0]
+    assert noise.corrupt([0], [[number, 1 - number], [0, 1]], seed=0).tolist() == [1]
+    above = np.nextafter(number, 1)
+    assert noise.corrupt([0], [[above, 1 - above], [0, 1]], seed=0).tolist() == [0]
+
+
 def test_a_row_that_sums_to_a_hair_under_one_never_draws_an_impossible_class():
     transition = np.array([[0.5, 0.499991, 0.0], [0, 1, 0], [0, 0, 1.0]])
     labels = np.zeros(400_000, np.int64)
