@@ -9,6 +9,8 @@ import torch
 
 from loss_cases import dtype_name, everywhere, random_logits
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 FUNCTIONS = pytest.mark.parametrize("name", ["jocor_loss", "joint_loss"])
 
 

@@ -7,6 +7,8 @@ import jocor_fast
 import jocor_fast.reference
 from loss_cases import LAYOUTS, assert_close, everywhere, oracle, random_logits, with_every_float_type
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 
 @everywhere
 @pytest.mark.parametrize("co_lambda", [0.0, 0.1, 0.5, 0.9, 1.0])

@@ -1,12 +1,15 @@
 """Any shapes, values, labels and layouts that Hypothesis can think of, against the oracle."""
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from loss_cases import BROADCASTS, INTEGER_TYPES, LAYOUTS, assert_close, everywhere, oracle, row_scale, select
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 INF, NAN = float("inf"), float("nan")
 # The oracle's exponentials are exact to 1e-16; float32 logits beyond 1e30 would overflow in differences of two.

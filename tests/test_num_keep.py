@@ -13,6 +13,8 @@ import jocor_fast
 import jocor_fast.reference
 from loss_cases import everywhere, random_logits
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 with_every_implementation = pytest.mark.parametrize(
     "num_keep",
     [
