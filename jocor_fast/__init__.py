@@ -1,4 +1,4 @@
-"""Robust training with noisy labels by JoCoR (Wei et al., CVPR 2020): a compiled joint loss, and the trainer around it."""
+"""Training with noisy labels by JoCoR (Wei et al., CVPR 2020): a compiled joint loss, and the trainer around it."""
 
 from . import noise, reference, schedules
 from ._extension import build_info

@@ -21,7 +21,8 @@ def _read_build() -> dict[str, Any]:
         raise ImportError(f"jocor_fast has not been compiled: {_REBUILD}") from None
     if build["torch"] != torch.__version__:
         raise ImportError(
-            f"jocor_fast was compiled against torch {build['torch']} and torch {torch.__version__} is running: {_REBUILD}"
+            f"jocor_fast was compiled against torch {build['torch']} and torch {torch.__version__} is running: "
+            f"{_REBUILD}"
         )
     return build
 
@@ -37,7 +38,8 @@ def build_info() -> dict[str, Any]:
     """What this build is: a dict for bug reports and result files.
 
     Keys: version, torch (compiled against), compiler, cuda (toolkit's release, or None), cuda_architectures (list of
-    str), cpu_instruction_sets (list of str: those compiled in, the one in use first), reason (why there is no CUDA, or None).
+    str), cpu_instruction_sets (list of str: those compiled in, the one in use first), reason (why there is no CUDA, or
+    None).
     """
     in_use = _C.cpu_instruction_set()
     compiled = _C.cpu_instruction_sets()
@@ -55,8 +57,8 @@ def check_device(tensor: Tensor) -> None:
         return
     if kind == "cuda":
         raise RuntimeError(
-            f"this build of jocor_fast has no CUDA kernels ({_BUILD['reason']}): {_REBUILD}, with a CUDA build of torch and a "
-            "CUDA toolkit of the same major version"
+            f"this build of jocor_fast has no CUDA kernels ({_BUILD['reason']}): {_REBUILD}, with a CUDA build of torch "
+            "and a CUDA toolkit of the same major version"
         )
     raise RuntimeError(f"jocor_fast has kernels for cpu and cuda tensors, not for {kind}")
 

@@ -49,7 +49,7 @@ def jocor_loss(
     num_keep: int | Tensor | None = None,
     ignore_index: int | None = None,
 ) -> JoCoROutput:
-    """JoCoR: the mean joint loss of the batch's small-loss samples, which trains both networks (paper, equations 1 to 5).
+    """JoCoR: the mean joint loss of the small-loss samples, which trains both networks (paper, equations 1 to 5).
 
     Per sample l = (1 - λ)(CE1 + CE2) + λ(KL(p‖q) + KL(q‖p)); the k rows with the smallest finite l are averaged. Rows
     that are not selected get gradients that are exactly zero, also where their logits are infinite or NaN.
@@ -172,8 +172,8 @@ def select_small_loss(losses: Tensor, num_keep: int | Tensor, *, eligible: Tenso
 def num_keep(batch_size: int, forget_rate: float, *, rounding: str = "ceil") -> int:
     """How many of batch_size rows a forget rate keeps: R·B of the paper's algorithm 1, as a whole number.
 
-    ceil((1 - τ) n - 1e-9 n), in float64, clamped to [1, n]; the slack undoes the binary rounding of τ, so that 0.3 of 10
-    rows keeps seven.
+    ceil((1 - τ) n - 1e-9 n), in float64, clamped to [1, n]; the slack undoes the binary rounding of τ, so that 0.3 of
+    10 rows keeps seven.
 
     Args:
         batch_size: n >= 0; 0 keeps 0.

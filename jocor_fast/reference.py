@@ -1,12 +1,13 @@
 """The loss and the selection in plain PyTorch, on any device: what the compiled functions are tested and timed against.
 
-Same signatures and rules as the functions of `jocor_fast` with the same names. Read this to learn the rules; the formulas
-are those of Wei et al., CVPR 2020, with p = softmax(z1), q = softmax(z2), labels y and log ratio d_j = log p_j - log q_j:
+Same signatures and rules as the functions of `jocor_fast` with the same names. Read this to learn the rules; the
+formulas are those of Wei et al., CVPR 2020, with p = softmax(z1), q = softmax(z2), labels y and the log ratio
+d_j = log p_j - log q_j:
 
     l = (1 - λ) (CE(z1, y) + CE(z2, y)) + λ (KL(p‖q) + KL(q‖p))
 
-Half-precision logits are computed in float32. One thing differs on a CUDA device: with a forget rate and an ignore_index,
-the host reads how many rows are eligible.
+Half-precision logits are computed in float32. One thing differs on a CUDA device: with a forget rate and an
+ignore_index, the host reads how many rows are eligible.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def jocor_loss(
     num_keep: int | Tensor | None = None,
     ignore_index: int | None = None,
 ) -> JoCoROutput:
-    """Mean joint loss of the rows with the smallest joint losses (paper, equations 1 to 5); see `jocor_fast.jocor_loss`."""
+    """Mean joint loss of the rows with the smallest ones (paper, equations 1 to 5); see `jocor_fast.jocor_loss`."""
     forget_rate, num_keep = check_keep_arguments(forget_rate, num_keep, logits1)
     per_sample, eligible = _joint_loss(logits1, logits2, target, co_lambda, ignore_index)
     if forget_rate is not None:
@@ -123,9 +124,9 @@ def _joint_loss(
 class _JointLoss(torch.autograd.Function):
     """l of each valid row, 0 for the others, and its gradient in closed form.
 
-    Autograd would differentiate every step of the formula on its own, and meet 0·inf where a probability is 0: NaN, which
-    leaks even out of rows that are multiplied by 0 afterwards. So the gradient is written down, and written only to rows
-    that have one.
+    Autograd would differentiate every step of the formula on its own, and meet 0·inf where a probability is 0: NaN,
+    which leaks even out of rows that are multiplied by 0 afterwards. So the gradient is written down, and written only
+    to rows that have one.
     """
 
     @staticmethod
