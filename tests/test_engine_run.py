@@ -249,7 +249,8 @@ def test_a_run_whose_parameters_are_not_finite_has_diverged(tmp_path: Path) -> N
         on_epoch=lambda event: events.append(event.epoch),
     )
     assert result.summary["status"] == "diverged"
-    assert result.summary["diverged"] == {"epoch": 2, "batch": 3, "reason": "a parameter is not finite"}
+    reason = "a parameter or running statistic is not finite"
+    assert result.summary["diverged"] == {"epoch": 2, "batch": 3, "reason": reason}
     assert result.metrics[1]["train_loss"] is None
     assert events == [1, 2]
     for line in (tmp_path / "metrics.jsonl").read_text().splitlines():
@@ -268,15 +269,18 @@ def test_a_run_without_a_finite_loss_for_an_epoch_has_diverged() -> None:
     assert (result.metrics[1]["train_loss"], result.metrics[1]["label_precision"]) == (None, None)
 
 
-def test_a_running_statistic_that_is_not_a_number_has_diverged_and_an_infinite_mask_has_not() -> None:
-    data = blobs(64, (3, 8, 8))
-    broken = TrainData(data.inputs.float(), data.labels)
-    broken.inputs[5] = torch.nan
-    assert "not finite" in fit(settings(epochs=1, batch_size=64), small_cnn, broken).summary["diverged"]["reason"]
-    masked = pair_of(small_tanh)
-    for network in masked:
-        network.register_buffer("mask", torch.full((2,), -torch.inf))
-    assert fit(settings(epochs=1), masked, blobs(64)).summary["status"] == "finished"
+class Statistic(nn.Linear):
+    """A layer with a statistic that plays no part in its output."""
+
+    def __init__(self, value: float) -> None:
+        super().__init__(6, CLASSES)
+        self.register_buffer("statistic", torch.full((2,), value))
+
+
+def test_a_statistic_that_is_not_a_number_has_diverged_and_an_infinite_mask_has_not() -> None:
+    broken = fit(settings(epochs=1), lambda: Statistic(torch.nan), blobs(64)).summary
+    assert broken["diverged"] == {"epoch": 1, "batch": None, "reason": "a parameter or running statistic is not finite"}
+    assert fit(settings(epochs=1), lambda: Statistic(-torch.inf), blobs(64)).summary["status"] == "finished"
 
 
 def test_the_callers_generators_modes_and_handlers_are_as_before(tmp_path: Path) -> None:

@@ -164,7 +164,7 @@ class Trainer:
             "eval_seconds": time.perf_counter() - started,
             "samples_per_second": len(log.order) / log.seconds,
         }
-        reasons = ["a parameter is not finite"] * bool(unsound[0])
+        reasons = ["a parameter or running statistic is not finite"] * bool(unsound[0])
         reasons += ["no step had a finite loss"] * numbers.without_loss
         if not reasons:
             return line, None
