@@ -57,8 +57,8 @@ def check_device(tensor: Tensor) -> None:
         return
     if kind == "cuda":
         raise RuntimeError(
-            f"this build of jocor_fast has no CUDA kernels ({_BUILD['reason']}): {_REBUILD}, with a CUDA build of torch "
-            "and a CUDA toolkit of the same major version"
+            f"this build of jocor_fast has no CUDA kernels ({_BUILD['reason']}): {_REBUILD}, with a CUDA build of "
+            "torch and a CUDA toolkit of the same major version"
         )
     raise RuntimeError(f"jocor_fast has kernels for cpu and cuda tensors, not for {kind}")
 

@@ -41,7 +41,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="module")
 def one_thread() -> Iterator[None]:
-    """For modules of many small calls: torch splits even a softmax of eight rows, and busy machines make threads wait."""
+    """For modules of many small calls: torch splits even a softmax of eight rows over threads, which wait."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
