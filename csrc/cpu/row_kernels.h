@@ -5,6 +5,8 @@
 // Included by one .cpp file per instruction set (see simd.h).
 #pragma once
 
+#include <array>
+
 #include "../joint_loss.h"
 #include "../joint_loss_math.h"
 #include "simd.h"
@@ -56,13 +58,36 @@ JF_INLINE Label read_label(const LogitPair& pair, int64_t row) {
 
 // --- a row, vector by vector ----------------------------------------------------------------------------------------
 
-// Calls body(first column, columns in this vector, whether it is whole).
+// Calls body(first column, columns in this vector, whether it is whole) for the columns from `column` to `end`.
+template <class Real, class Body>
+JF_INLINE void for_each_vector(int64_t column, int64_t end, Body body) {
+  constexpr int lanes = Lanes<Real>::count;
+  for (; column + lanes <= end; column += lanes) body(column, lanes, std::true_type{});
+  if (column < end) body(column, static_cast<int>(end - column), std::false_type{});
+}
+
 template <class Real, class Body>
 JF_INLINE void for_each_vector(int64_t classes, Body body) {
-  constexpr int lanes = Lanes<Real>::count;
-  int64_t column = 0;
-  for (; column + lanes <= classes; column += lanes) body(column, lanes, std::true_type{});
-  if (column < classes) body(column, static_cast<int>(classes - column), std::false_type{});
+  for_each_vector<Real>(0, classes, body);
+}
+
+// Sums over a row of what body(first column, columns, whether whole, sums) adds to the lanes of N `sums`. A long row is
+// added up in parts: at 40,000 columns in one go the 4 lanes of the narrowest vectors lose 1.3e-6.
+constexpr int64_t kColumnsOfPart = 4096;
+
+template <class Real, int N, class Body>
+JF_INLINE std::array<Real, N> sums_over_columns(int64_t classes, Body body) {
+  Vector<Real> totals[N] = {};
+  for (int64_t first = 0; first < classes; first += kColumnsOfPart) {
+    Vector<Real> sums[N] = {};
+    const int64_t end = classes - first < kColumnsOfPart ? classes : first + kColumnsOfPart;
+    for_each_vector<Real>(
+        first, end, [&](int64_t j, int n, auto whole) __attribute__((always_inline)) { body(j, n, whole, sums); });
+    for (int s = 0; s < N; ++s) totals[s] += sums[s];
+  }
+  std::array<Real, N> result;
+  for (int s = 0; s < N; ++s) result[s] = sum_of_lanes<Real>(totals[s]);
+  return result;
 }
 
 template <class Logit, class Whole>
@@ -149,19 +174,19 @@ JF_INLINE void sum_exponentials(Block<Logit>& block, int64_t rows, int64_t class
   using Real = RealOf<Logit>;
   for (int64_t r = 0; r < rows; ++r) {
     const Real max1 = block.max1[r], max2 = block.max2[r];
-    Vector<Real> sum1{}, sum2{};
-    for_each_vector<Real>(classes, [&](int64_t j, int n, auto whole) __attribute__((always_inline)) {
+    const auto add = [&](int64_t j, int n, auto whole, Vector<Real>* sums) __attribute__((always_inline)) {
       const Vector<Real> exp1 = exp_nonpositive(load_columns(block.z1[r], j, n, whole) - max1);
       const Vector<Real> exp2 = exp_nonpositive(load_columns(block.z2[r], j, n, whole) - max2);
-      sum1 += exp1;
-      sum2 += exp2;
+      sums[0] += exp1;
+      sums[1] += exp2;
       if constexpr (kKeep) {
         store(block.exp1 + r * block.kept_stride + j, exp1);
         store(block.exp2 + r * block.kept_stride + j, exp2);
       }
-    });
-    block.sum1[r] = sum_of_lanes<Real>(sum1);
-    block.sum2[r] = sum_of_lanes<Real>(sum2);
+    };
+    const auto sums = sums_over_columns<Real, 2>(classes, add);
+    block.sum1[r] = sums[0];
+    block.sum2[r] = sums[1];
   }
 }
 
@@ -178,8 +203,7 @@ JF_INLINE void sum_divergences(Block<Logit>& block, int64_t rows, int64_t classe
     const Real scale1 = Real(1) / block.sum1[r], scale2 = Real(1) / block.sum2[r];
     const Real max1 = block.max1[r], max2 = block.max2[r];
     const Real log_sum_difference = block.log_sum1[r] - block.log_sum2[r];
-    V kl12{}, kl21{}, symmetric{};
-    for_each_vector<Real>(classes, [&](int64_t j, int n, auto whole) __attribute__((always_inline)) {
+    const auto add = [&](int64_t j, int n, auto whole, V* sums) __attribute__((always_inline)) {
       const V shifted1 = load_columns(block.z1[r], j, n, whole) - max1;
       const V shifted2 = load_columns(block.z2[r], j, n, whole) - max2;
       V exp1, exp2;
@@ -192,13 +216,14 @@ JF_INLINE void sum_divergences(Block<Logit>& block, int64_t rows, int64_t classe
       }
       const V p = exp1 * scale1, q = exp2 * scale2;
       const V delta = (shifted1 - shifted2) - log_sum_difference;
-      kl12 += kl12_term(p, delta);
-      kl21 += kl21_term(q, delta);
-      symmetric += symmetric_kl_term(p, q, delta);
-    });
-    block.kl12[r] = sum_of_lanes<Real>(kl12);
-    block.kl21[r] = sum_of_lanes<Real>(kl21);
-    block.symmetric_kl[r] = sum_of_lanes<Real>(symmetric);
+      sums[0] += kl12_term(p, delta);
+      sums[1] += kl21_term(q, delta);
+      sums[2] += symmetric_kl_term(p, q, delta);
+    };
+    const auto sums = sums_over_columns<Real, 3>(classes, add);
+    block.kl12[r] = sums[0];
+    block.kl21[r] = sums[1];
+    block.symmetric_kl[r] = sums[2];
   }
 }
 
