@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,8 @@ from engine_cases import (
 from jocor_fast.engine.errors import RunError
 from jocor_fast.engine.run import EpochEvent, Run, fit
 from jocor_fast.report import curves
+
+CHECKPOINTS = ("checkpoint.pt", "checkpoint-previous.pt")
 
 
 class Killed(BaseException):
@@ -234,11 +237,9 @@ def test_a_process_that_a_signal_ends_is_resumed_by_another(number: signal.Signa
 
 def test_a_checkpoint_loads_without_running_code(tmp_path: Path) -> None:
     train("paired", tmp_path, epochs=2)
-    for name in ("checkpoint.pt", "checkpoint-previous.pt", "best.pt"):
+    for name in (*CHECKPOINTS, "best.pt"):
         assert isinstance(torch.load(tmp_path / name, weights_only=True), dict)
-    last, previous = (
-        torch.load(tmp_path / name, weights_only=True) for name in ("checkpoint.pt", "checkpoint-previous.pt")
-    )
+    last, previous = (torch.load(tmp_path / name, weights_only=True) for name in CHECKPOINTS)
     assert (len(last["history"]), len(previous["history"])) == (2, 1)
     network = small_mlp()
     network.load_state_dict(last["training"]["networks"][0])
@@ -266,20 +267,26 @@ def test_a_damaged_checkpoint_falls_back_to_the_previous(damage: Callable[[Path]
     with pytest.raises(Killed):
         train("paired", tmp_path, on_epoch=killed_after(3))
     damage(tmp_path / "checkpoint.pt")
-    if (tmp_path / "checkpoint.pt").exists():
-        with (
-            pytest.warns(UserWarning, match=r"checkpoint.pt is damaged: going on from checkpoint-previous.pt"),
-            pytest.raises(Killed),
-        ):
-            train("paired", tmp_path, resume=True, on_step=killed_at(3, 2))
-    assert len(torch.load(tmp_path / "checkpoint-previous.pt", weights_only=True)["history"]) == 2
+    there = (tmp_path / "checkpoint.pt").exists()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with pytest.raises(Killed):
+            train("paired", tmp_path, resume=True, on_epoch=killed_after(3))
+    said = [
+        str(warning.message)
+        for warning in caught
+        if "damaged: going on from checkpoint-previous.pt" in str(warning.message)
+    ]
+    assert len(said) == there
+    histories = [len(torch.load(tmp_path / name, weights_only=True)["history"]) for name in CHECKPOINTS]
+    assert histories == [3, 2]  # the damaged one did not become the previous one
     assert_same(train("paired", tmp_path, resume=True), train("paired", None), tmp_path)
 
 
 def test_two_damaged_checkpoints_end_in_a_sentence_and_stay(tmp_path: Path) -> None:
     with pytest.raises(Killed):
         train("paired", tmp_path, on_epoch=killed_after(3))
-    for name in ("checkpoint.pt", "checkpoint-previous.pt"):
+    for name in CHECKPOINTS:
         (tmp_path / name).write_bytes(b"PK")
     before = contents(tmp_path)
     with pytest.raises(
