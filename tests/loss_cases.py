@@ -199,34 +199,34 @@ BROADCASTS: dict[str, Callable[[Tensor], Tensor]] = {
 
 def operator_samples(name: str, device: str) -> list[tuple]:
     """Positional arguments of torch.ops.jocor_fast.<name> for opcheck; every operator of the library is in here."""
+    sizes = [(dtype, 6, 5) for dtype in FLOAT_TYPES] + [(torch.float32, 1, 17), (torch.float32, 0, 3)]
+    return [sample for size in sizes for sample in _samples_of_size(name, *size, device)]
+
+
+def _samples_of_size(name: str, dtype: torch.dtype, rows: int, classes: int, device: str) -> list[tuple]:
     operators = torch.ops.jocor_fast
-    samples = []
-    for dtype in FLOAT_TYPES:
-        for rows, classes in ((6, 5), (1, 17), (0, 3)):
-            z1, z2, target = random_logits(rows, classes, dtype, device)
-            keep_tensor = torch.tensor(2, device=device)
-            if name == "jocor_loss":
-                samples += [
-                    (z1, z2, target, 0.9, 0.4, None, None, None),
-                    (z1, z2.detach(), target.to(torch.uint8), 0.0, None, 3, None, 1),
-                    (z1.detach(), z2.t().contiguous().t(), target, 1.0, None, None, keep_tensor, None),
-                ]
-            elif name == "joint_loss":
-                samples += [(z1, z2, target, 0.9, None), (z1.detach(), z2, target.int(), 0.5, 1)]
-            elif name == "select_small_loss":
-                losses = z1.detach()[:, 0]
-                samples += [(losses, 2, None, None), (losses, None, keep_tensor, losses > 0)]
-            elif name == "joint_loss_backward":
-                z1, z2 = z1.detach(), z2.detach()
-                losses, statistics = operators.joint_loss(z1, z2, target, 0.9, None)
-                loss, _, selected, count, _, statistics_of_mean = operators.jocor_loss(
-                    z1, z2, target, 0.9, None, 3, None, None
-                )
-                choice = (selected, count, selected, count)
-                samples += [
-                    (torch.ones_like(loss), z1, z2, target, statistics_of_mean, *choice, 0.9, None, True, True),
-                    (torch.ones_like(losses), z1, z2, target, statistics, *[None] * 4, 0.9, None, True, False),
-                ]
-            else:
-                raise KeyError(f"there are no samples for the operator {name}")
-    return samples
+    z1, z2, target = random_logits(rows, classes, dtype, device)
+    z1_frozen, z2_frozen = z1.detach(), z2.detach()
+    num_keep = torch.tensor(2, device=device)
+    if name == "jocor_loss":
+        return [
+            (z1, z2, target, 0.9, 0.4, None, None, None),
+            (z1, z2_frozen, target.to(torch.uint8), 0.0, None, 3, None, 1),
+            (z1_frozen, z2.t().contiguous().t(), target, 1.0, None, None, num_keep, None),
+        ]
+    if name == "joint_loss":
+        return [(z1, z2, target, 0.9, None), (z1_frozen, z2, target.int(), 0.5, 1)]
+    if name == "select_small_loss":
+        losses = z1_frozen[:, 0]
+        return [(losses, 2, None, None), (losses, None, num_keep, losses > 0)]
+    if name == "joint_loss_backward":
+        losses, statistics = operators.joint_loss(z1_frozen, z2_frozen, target, 0.9, None)
+        mean, _, selected, count, _, statistics_of_mean = operators.jocor_loss(
+            z1_frozen, z2_frozen, target, 0.9, None, 3, None, None
+        )
+        inputs, rest = (z1_frozen, z2_frozen, target), (0.9, None, True)
+        return [
+            (torch.ones_like(mean), *inputs, statistics_of_mean, selected, count, selected, count, *rest, True),
+            (torch.ones_like(losses), *inputs, statistics, *[None] * 4, *rest, False),
+        ]
+    raise KeyError(f"there are no samples for the operator {name}")
