@@ -87,7 +87,7 @@ def test_data_with_a_validation_set_of_their_own(tmp_path: Path) -> None:
     task = build_task(resolve(dataset))
     assert task.val is not None
     assert len(task.val.labels) == 12
-    with pytest.raises(ConfigError, match="--val-fraction must be 0 for .*, which comes with a validation set"):
+    with pytest.raises(ConfigError, match=r"--val-fraction must be 0 for .*, which comes with a validation set"):
         build_task(resolve({**dataset, "val_fraction": "0.5"}))
 
 
