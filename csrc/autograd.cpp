@@ -98,8 +98,14 @@ struct JointLoss : torch::autograd::Function<JointLoss> {
   }
 };
 
+// Also where a tangent of forward-mode differentiation is attached: autograd::Function refuses it, where the operator
+// itself would drop it in silence.
+bool needs_derivative(const Tensor& tensor) {
+  return (at::GradMode::is_enabled() && tensor.requires_grad()) || tensor._fw_grad(/*level=*/0).defined();
+}
+
 bool any_needs_gradient(const Tensor& logits1, const Tensor& logits2) {
-  return at::GradMode::is_enabled() && (logits1.requires_grad() || logits2.requires_grad());
+  return needs_derivative(logits1) || needs_derivative(logits2);
 }
 
 JocorLossResult jocor_loss_autograd(const Tensor& logits1, const Tensor& logits2, const Tensor& target,
