@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.autograd import forward_ad
 
 import jocor_fast
 import jocor_fast.reference
@@ -141,6 +142,21 @@ def test_second_derivative_is_refused(device, name, with_respect_to):
     (gradient,) = torch.autograd.grad(value, z1, grad_output, create_graph=True)
     with pytest.raises(RuntimeError, match="twice"):
         gradient.square().sum().backward()
+
+
+@everywhere
+@pytest.mark.parametrize("name", ["jocor_loss", "joint_loss"])
+@pytest.mark.parametrize("needs_gradient", [False, True])
+def test_forward_mode_is_refused(loss, device, name, needs_gradient):
+    """Not answered by a derivative of 0."""
+    z1, z2, target = random_logits(8, 3, device=device)
+    keep = {"num_keep": 4} if name == "jocor_loss" else {}
+    z1 = z1 if needs_gradient else z1.detach()
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(z1, torch.ones_like(z1))
+        for logits in ((dual, z2.detach()), (z2.detach(), dual)):
+            with pytest.raises(RuntimeError, match="jvp"):
+                getattr(loss, name)(*logits, target, **keep)
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])

@@ -208,6 +208,22 @@ def test_label_zero_is_a_class_and_not_padding(loss, device):
     check_rows(loss, z1, z2, torch.zeros(16, dtype=torch.long, device=device), 0.9)
 
 
+@everywhere
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("scale", [1e-7, 1.0, 1e5])
+def test_half_precision_is_float32_rounded_once_at_the_end(loss, device, dtype, scale):
+    """Bit for bit, to the nearest and even, with results that are subnormal or overflow."""
+    for classes in (3, 10, 16, 37, 2100):
+        z1, z2, target = random_logits(33, classes, dtype, device)
+        wide1, wide2 = (z.detach().float().requires_grad_() for z in (z1, z2))
+        losses, wide = loss.joint_loss(z1, z2, target), loss.joint_loss(wide1, wide2, target)
+        assert torch.equal(losses, wide)
+        weights = torch.full_like(losses, scale)
+        gradients = torch.autograd.grad(losses, (z1, z2), weights)
+        for gradient, exact in zip(gradients, torch.autograd.grad(wide, (wide1, wide2), weights), strict=True):
+            assert torch.equal(gradient, exact.to(dtype))
+
+
 # --- what must not change the numbers ---------------------------------------------------------------------------------
 
 
