@@ -1,71 +1,19 @@
 // Step 2 on the CPU: the k smallest finite losses, by a radix search for the k-th smallest key. One sweep a digit, no
 // memory beyond a histogram, and exactly the choice of numpy.argsort(kind="stable")[:k].
-#include <cmath>
-#include <cstring>
-#include <type_traits>
+#include <algorithm>
 
 #include "../joint_loss.h"
-#include "../joint_loss_math.h"
+#include "../ranked_rows.h"
 
 namespace jocor_fast::cpu {
 namespace {
 
-// Unsigned keys in the order of the losses; -0 and +0 get the same one.
-struct Key32 {
-  using Bits = uint32_t;
-  static Bits of(float loss) {
-    Bits bits;
-    loss += 0.0f;  // -0 + 0 is +0
-    std::memcpy(&bits, &loss, sizeof(bits));
-    return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
-  }
-};
-
-struct Key64 {
-  using Bits = uint64_t;
-  static Bits of(double loss) {
-    Bits bits;
-    loss += 0.0;
-    std::memcpy(&bits, &loss, sizeof(bits));
-    return bits & (uint64_t{1} << 63) ? ~bits : bits | (uint64_t{1} << 63);
-  }
-};
-
-template <class Real>
-class Rows {
- public:
-  using Key = std::conditional_t<sizeof(Real) == 4, Key32, Key64>;
-  using Bits = typename Key::Bits;
-
-  explicit Rows(const SelectionParams& params)
-      : params_(params),
-        losses_(static_cast<const Real*>(params.losses)),
-        also_finite_(static_cast<const Real*>(params.also_finite)) {
-    if (params.require_disagreement && params.row_state != nullptr) {
-      for (int64_t i = 0; i < params.rows && required_state_ == 0; ++i) {
-        if (params.row_state[i] == kEligibleAndPredictionsDiffer) required_state_ = kEligibleAndPredictionsDiffer;
-      }
-    }
-  }
-
-  bool eligible(int64_t row) const {
-    if (params_.row_state == nullptr) return true;
-    const uint8_t state = params_.row_state[row];
-    return required_state_ != 0 ? state == required_state_ : state != kIneligible;
-  }
-
-  bool finite(int64_t row) const {
-    return std::isfinite(losses_[row]) && (also_finite_ == nullptr || std::isfinite(also_finite_[row]));
-  }
-
-  Bits key(int64_t row) const { return Key::of(losses_[row]); }
-
- private:
-  const SelectionParams& params_;
-  const Real* losses_;
-  const Real* also_finite_;
-  uint8_t required_state_ = 0;  // 0: any that is eligible
-};
+// Disagreement is asked for, and there is a row to which it applies.
+bool only_differing_rows(const SelectionParams& params) {
+  if (!params.require_disagreement || params.row_state == nullptr) return false;
+  return std::find(params.row_state, params.row_state + params.rows, kEligibleAndPredictionsDiffer) !=
+         params.row_state + params.rows;
+}
 
 // Rows with a key below `key` are chosen, and the first `ties` of those that have it.
 template <class Bits>
@@ -75,8 +23,8 @@ struct Threshold {
 };
 
 template <class Real>
-Threshold<typename Rows<Real>::Bits> find_threshold(const Rows<Real>& rows, int64_t num_rows, int64_t k) {
-  using Bits = typename Rows<Real>::Bits;
+Threshold<typename RankedRows<Real>::Bits> find_threshold(const RankedRows<Real>& rows, int64_t num_rows, int64_t k) {
+  using Bits = typename RankedRows<Real>::Bits;
   constexpr int kDigitBits = 8;
   constexpr int kDigits = 1 << kDigitBits;
   Bits prefix = 0;  // the digits of the k-th smallest key that are known so far
@@ -107,22 +55,16 @@ Threshold<typename Rows<Real>::Bits> find_threshold(const Rows<Real>& rows, int6
 
 template <class Real>
 void select(const SelectionParams& params) {
-  const Rows<Real> rows(params);
+  const RankedRows<Real> rows(params, only_differing_rows(params));
   int64_t eligible = 0, finite = 0;
   for (int64_t i = 0; i < params.rows; ++i) {
     const bool is_eligible = rows.eligible(i);
     eligible += is_eligible;
     finite += is_eligible && rows.finite(i);
   }
-  int64_t k = params.num_keep;
-  if (params.num_keep_pointer != nullptr) {
-    k = *params.num_keep_pointer;
-  } else if (k < 0) {
-    k = num_keep(eligible, params.forget_rate, /*round_up=*/true);
-  }
-  k = k < 0 ? 0 : (k > finite ? finite : k);
+  const int64_t k = rows_to_keep(params, eligible, finite);
 
-  using Bits = typename Rows<Real>::Bits;
+  using Bits = typename RankedRows<Real>::Bits;
   Threshold<Bits> threshold{static_cast<Bits>(~Bits{0}), finite};
   if (k < finite) threshold = k > 0 ? find_threshold(rows, params.rows, k) : Threshold<Bits>{0, 0};
 

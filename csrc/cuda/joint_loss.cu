@@ -1,0 +1,60 @@
+// The three steps of joint_loss.h on a CUDA device: from the type that the parameters name to the launch for it.
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include "../joint_loss.h"
+#include "launches.h"
+
+namespace jocor_fast::cuda {
+namespace {
+
+// Calls body(a null pointer of the logit type).
+template <class Body>
+auto with_type(LogitType type, Body body) {
+  switch (type) {
+    case LogitType::float16:
+      return body(static_cast<__half*>(nullptr));
+    case LogitType::bfloat16:
+      return body(static_cast<__nv_bfloat16*>(nullptr));
+    case LogitType::float64:
+      return body(static_cast<double*>(nullptr));
+    case LogitType::float32:
+      break;
+  }
+  return body(static_cast<float*>(nullptr));
+}
+
+cudaError_t select(const SelectionParams& params, cudaStream_t stream, After after) {
+  return params.is_double ? launch_selection<double>(params, stream, after)
+                          : launch_selection<float>(params, stream, after);
+}
+
+}  // namespace
+
+const char* row_losses(const RowParams& params, void* stream) {
+  return text_of(with_type(params.pair.type, [&](auto* type) {
+    return launch_row_losses<std::remove_pointer_t<decltype(type)>>(params, static_cast<cudaStream_t>(stream));
+  }));
+}
+
+const char* select_small_loss(const SelectionParams& params, void* stream) {
+  return text_of(select(params, static_cast<cudaStream_t>(stream), After::everything));
+}
+
+const char* row_losses_and_selection(const RowParams& rows, const SelectionParams& selection, void* stream) {
+  const cudaStream_t on = static_cast<cudaStream_t>(stream);
+  return text_of(with_type(rows.pair.type, [&](auto* type) {
+    using Logit = std::remove_pointer_t<decltype(type)>;
+    if (fits_single_block<Logit>(rows, selection)) return launch_rows_and_selection<Logit>(rows, selection, on);
+    const cudaError_t error = launch_row_losses<Logit>(rows, on);
+    return error == cudaSuccess ? select(selection, on, After::linked) : error;
+  }));
+}
+
+const char* row_gradients(const GradientParams& params, void* stream) {
+  return text_of(with_type(params.pair.type, [&](auto* type) {
+    return launch_row_gradients<std::remove_pointer_t<decltype(type)>>(params, static_cast<cudaStream_t>(stream));
+  }));
+}
+
+}  // namespace jocor_fast::cuda

@@ -1,0 +1,45 @@
+// Which threads work on which columns of a row: the one table that the launchers and the tuning script read.
+#pragma once
+
+#include <cstdint>
+
+namespace jocor_fast::cuda {
+
+struct RowMapping {
+  int64_t classes_up_to;
+  int lanes;    // threads that share a row
+  int columns;  // of each network that a lane holds in registers
+  int threads;  // in a block
+};
+
+// A row in registers is read once. Each line's reason:
+//   4 x 8:   a 16-byte load a lane covers half-precision rows of 32 classes whole, and two shuffles reduce a row; a
+//            warp per row would leave 22 of its 32 lanes idle at 10 classes.
+//   32 x 8:  CIFAR-100 and the like: 16 logits a lane, so that many warps fit on a multiprocessor.
+//   32 x 32: 64 logits a lane, and as many exponentials, are what float32 can hold without spilling.
+// Longer rows go to a whole block that loops over them and reads them twice, the second time mostly from the cache.
+// The limits follow from the register file; which of two neighbours is faster near its limit is not measured yet.
+constexpr RowMapping kRowMappings[] = {
+    {32, 4, 8, 128},
+    {256, 32, 8, 128},
+    {1024, 32, 32, 128},
+};
+constexpr int kMappings = sizeof(kRowMappings) / sizeof(kRowMappings[0]);
+constexpr int kBlockRowThreads = 256;  // of a block that loops over one row
+
+// Bytes of one network's logits, as they are computed, that a lane may hold: what 32 float32 take. For float64 the last
+// line of the table is over it, and such rows are looped over.
+constexpr int kRegisterBytes = 128;
+
+// One launch does rows and selection where one block needs at most this many rounds over the batch: by then its rounds
+// cost about what a second, linked launch does (estimated, not measured). Its table lines are those of 8 columns a
+// lane, which fit into the 64 registers that a thread of a full block may have.
+constexpr int kSingleBlockRounds = 4;
+constexpr int kSingleBlockColumns = 8;
+
+// Batches up to this size are selected by counting, larger ones by radix. Counting does rows^2 comparisons: at 512 they
+// take about as long as the radix search's barriers (estimated, not measured).
+constexpr int64_t kCountingRows = 512;
+constexpr int kSelectionThreads = 1024;
+
+}  // namespace jocor_fast::cuda

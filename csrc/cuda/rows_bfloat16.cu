@@ -1,0 +1,5 @@
+#include "row_launches.cuh"
+
+namespace jocor_fast::cuda {
+JF_COMPILE_ROW_KERNELS(__nv_bfloat16);
+}

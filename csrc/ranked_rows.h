@@ -1,0 +1,81 @@
+// The rules of the selection, on every device: who is eligible, in which order rows come, how many are kept.
+#pragma once
+
+#include <cstring>
+
+#include "joint_loss.h"
+#include "joint_loss_math.h"
+
+namespace jocor_fast {
+
+template <class Real>
+struct OrderBits;
+template <>
+struct OrderBits<float> {
+  using type = uint32_t;
+};
+template <>
+struct OrderBits<double> {
+  using type = uint64_t;
+};
+
+// Unsigned keys in the order of the losses; -0 and +0 get the same one.
+template <class Real>
+JF_INLINE typename OrderBits<Real>::type order_key(Real loss) {
+  using Bits = typename OrderBits<Real>::type;
+  constexpr Bits sign = Bits{1} << (sizeof(Bits) * 8 - 1);
+  Bits bits;
+  loss += Real(0);  // -0 + 0 is +0
+  std::memcpy(&bits, &loss, sizeof(bits));
+  return bits & sign ? ~bits : bits | sign;
+}
+
+template <class Real>
+JF_INLINE bool is_finite(Real x) {
+  return x - x == Real(0);
+}
+
+// The rows of one selection. `only_differing`: disagreement is required and at least one row's predictions differ.
+template <class Real>
+class RankedRows {
+ public:
+  using Bits = typename OrderBits<Real>::type;
+  // Stands for a row that cannot be chosen; no finite loss has this key.
+  static constexpr Bits kNoCandidate = ~Bits{0};
+
+  JF_INLINE RankedRows(const SelectionParams& params, bool only_differing)
+      : losses_(static_cast<const Real*>(params.losses)),
+        also_finite_(static_cast<const Real*>(params.also_finite)),
+        row_state_(params.row_state),
+        only_differing_(only_differing) {}
+
+  JF_INLINE bool eligible(int64_t row) const {
+    if (row_state_ == nullptr) return true;
+    return only_differing_ ? row_state_[row] == kEligibleAndPredictionsDiffer : row_state_[row] != kIneligible;
+  }
+
+  JF_INLINE bool finite(int64_t row) const {
+    return is_finite(losses_[row]) && (also_finite_ == nullptr || is_finite(also_finite_[row]));
+  }
+
+  JF_INLINE Bits key(int64_t row) const { return order_key(losses_[row]); }
+
+ private:
+  const Real* losses_;
+  const Real* also_finite_;
+  const uint8_t* row_state_;
+  bool only_differing_;
+};
+
+// k, clamped to the rows that may be chosen: the eligible ones with a finite loss.
+JF_INLINE int64_t rows_to_keep(const SelectionParams& params, int64_t eligible, int64_t finite) {
+  int64_t k = params.num_keep;
+  if (params.num_keep_pointer != nullptr) {
+    k = *params.num_keep_pointer;
+  } else if (k < 0) {
+    k = num_keep(eligible, params.forget_rate, /*round_up=*/true);
+  }
+  return k < 0 ? 0 : (k > finite ? finite : k);
+}
+
+}  // namespace jocor_fast

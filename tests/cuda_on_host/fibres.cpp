@@ -1,0 +1,227 @@
+// Runs the threads of a block as fibres of one thread of the host. A fibre runs until its lane meets others; then the
+// next one that can go on does, in the order of the settings. Nothing is left to chance, so a failing case fails again.
+#include <memory>
+#include <vector>
+
+#include "block.h"
+
+#if !defined(__x86_64__)
+#include <ucontext.h>
+#endif
+
+dim3 threadIdx, blockIdx, blockDim, gridDim;
+
+namespace cuda_on_host {
+
+Settings settings;
+const char* last_error = nullptr;
+
+namespace {
+
+constexpr size_t kStackBytes = 64 * 1024;
+
+// --- a context that can be left and entered again -------------------------------------------------------------------
+
+#if defined(__x86_64__)
+
+// Saves the registers that a function must keep on the stack, and the stack's top in *from; goes on at `to`. The
+// library's swapcontext does the same with two calls of the kernel, and is some thirty times slower.
+asm(R"(
+.text
+.type cuda_on_host_switch, @function
+cuda_on_host_switch:
+  pushq %rbp
+  pushq %rbx
+  pushq %r12
+  pushq %r13
+  pushq %r14
+  pushq %r15
+  movq %rsp, (%rdi)
+  movq %rsi, %rsp
+  popq %r15
+  popq %r14
+  popq %r13
+  popq %r12
+  popq %rbx
+  popq %rbp
+  ret
+.size cuda_on_host_switch, .-cuda_on_host_switch
+)");
+extern "C" void cuda_on_host_switch(void** from, void* to);
+
+struct Context {
+  void* stack_top = nullptr;
+
+  void start_at(void (*function)(), char* stack) {
+    void** top = reinterpret_cast<void**>(stack + kStackBytes) - 2;  // a function starts 8 bytes off a multiple of 16
+    *top = reinterpret_cast<void*>(function);
+    stack_top = top - 6;  // the six registers, of any value
+  }
+};
+
+void switch_context(Context& from, Context& to) { cuda_on_host_switch(&from.stack_top, to.stack_top); }
+
+#else
+
+struct Context {
+  ucontext_t context;
+
+  void start_at(void (*function)(), char* stack) {
+    getcontext(&context);
+    context.uc_stack.ss_sp = stack;
+    context.uc_stack.ss_size = kStackBytes;
+    makecontext(&context, function, 0);
+  }
+};
+
+void switch_context(Context& from, Context& to) { swapcontext(&from.context, &to.context); }
+
+#endif
+
+// --- a block --------------------------------------------------------------------------------------------------------
+
+enum class State { ready, waiting, done };
+
+struct Fibre {
+  Context context;
+  State state = State::ready;
+  bool waited_for_previous = false;
+};
+
+struct Warp {
+  uint64_t exchanged[2]
+                    [kWarp];  // the lanes' values at this meeting, and at the one before, which some have yet to read
+  unsigned parity = 0;
+  unsigned arrived = 0;
+  Meeting meeting{};
+};
+
+struct Block {
+  std::vector<Fibre> fibres;
+  std::vector<Warp> warps;
+  const std::function<void()>* kernel = nullptr;
+  Context scheduler;
+  Fibre* running = nullptr;
+  unsigned at_barrier = 0;
+  int predicates = 0, result = 0;
+  bool barrier_fell = false;  // every thread can go on: the turn passes to the first one
+  const char* error = nullptr;
+} block;
+
+std::unique_ptr<char[]> stacks;
+
+void leave(State state) {
+  block.running->state = state;
+  switch_context(block.running->context, block.scheduler);
+}
+
+void run_kernel() {
+  (*block.kernel)();
+  leave(State::done);
+}
+
+void fail(const char* error) {
+  block.error = error;
+  leave(State::done);
+}
+
+void run_until_it_meets_others(unsigned thread) {
+  block.running = &block.fibres[thread];
+  threadIdx = dim3(thread, 0, 0);
+  switch_context(block.scheduler, block.running->context);
+}
+
+// Whether a lane of this warp could go on.
+bool pass_over_warp(unsigned warp) {
+  bool progress = false;
+  for (unsigned i = 0; i < kWarp && !block.barrier_fell && block.error == nullptr; ++i) {
+    const unsigned thread = warp * kWarp + (settings.descending ? kWarp - 1 - i : i);
+    if (block.fibres[thread].state != State::ready) continue;
+    run_until_it_meets_others(thread);
+    progress = true;
+  }
+  return progress;
+}
+
+bool pass_over_block() {
+  bool progress = false;
+  block.barrier_fell = false;
+  const unsigned warps = block.warps.size();
+  for (unsigned i = 0; i < warps && !block.barrier_fell; ++i) {
+    while (pass_over_warp(settings.descending ? warps - 1 - i : i)) progress = true;
+  }
+  return progress;
+}
+
+const char* run_block(unsigned index, unsigned threads, dim3 grid, bool linked, const std::function<void()>& kernel) {
+  if (stacks == nullptr) stacks.reset(new char[1024 * kStackBytes]);
+  block = {};
+  block.kernel = &kernel;
+  block.fibres.resize(threads);
+  block.warps.resize(threads / kWarp);
+  blockIdx = dim3(index, 0, 0);
+  blockDim = dim3(threads);
+  gridDim = grid;
+  for (unsigned i = 0; i < threads; ++i) {
+    block.fibres[i].context.start_at(run_kernel, stacks.get() + i * kStackBytes);
+  }
+  while (block.error == nullptr && pass_over_block()) {
+  }
+  for (const Fibre& fibre : block.fibres) {
+    if (block.error != nullptr) break;
+    if (fibre.state != State::done) block.error = kNotReached;
+    if (linked && !fibre.waited_for_previous) block.error = kNotWaited;
+  }
+  return block.error;
+}
+
+}  // namespace
+
+const uint64_t* meet_warp(Meeting meeting, unsigned mask, uint64_t bits) {
+  if (mask != kWholeWarp) fail(kPartOfWarp);
+  const unsigned thread = threadIdx.x;
+  Warp& warp = block.warps[thread / kWarp];
+  if (warp.arrived > 0 && warp.meeting != meeting) fail(kLanesDiverged);
+  warp.meeting = meeting;
+  const unsigned parity = warp.parity;
+  warp.exchanged[parity][thread % kWarp] = bits;
+  if (++warp.arrived < kWarp) {
+    leave(State::waiting);
+  } else {
+    warp.arrived = 0;
+    warp.parity ^= 1;
+    for (unsigned lane = 0; lane < kWarp; ++lane) block.fibres[thread / kWarp * kWarp + lane].state = State::ready;
+    leave(State::ready);
+  }
+  return warp.exchanged[parity];
+}
+
+int meet_block(bool predicate) {
+  block.predicates += predicate;
+  if (++block.at_barrier < block.fibres.size()) {
+    leave(State::waiting);
+  } else {
+    block.result = block.predicates;
+    block.at_barrier = block.predicates = 0;
+    for (Fibre& fibre : block.fibres) fibre.state = State::ready;
+    block.barrier_fell = true;
+    leave(State::ready);
+  }
+  return block.result;
+}
+
+void wait_for_previous_kernel() { block.running->waited_for_previous = true; }
+
+unsigned add_atomically(unsigned* counter, unsigned value) {
+  const unsigned before = *counter;
+  *counter += value;
+  return before;
+}
+
+const char* run_grid(dim3 grid, dim3 block_size, bool linked, const std::function<void()>& kernel) {
+  return for_each_block(grid, block_size, [&](unsigned index, unsigned threads, dim3 size) {
+    return run_block(index, threads, size, linked, kernel);
+  });
+}
+
+}  // namespace cuda_on_host

@@ -1,0 +1,56 @@
+"""Compiles the kernel sources of csrc/cuda for the host: a library for ctypes, or an executable under a sanitizer."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+CSRC = HERE.parents[1] / "csrc"
+CUDA_FILES = ("joint_loss", "selection", "rows_float32", "rows_float64", "rows_float16", "rows_bfloat16")
+
+# The kernels read 16 bytes of logits through an integer type, as CUDA allows.
+FLAGS = ["-std=c++20", "-fPIC", "-fno-strict-aliasing", "-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas"]
+
+
+def compiler() -> list[str] | None:
+    """The C++ compiler's command, or None where there is none."""
+    command = shlex.split(os.environ.get("CXX", "c++"))
+    return command if shutil.which(command[0]) else None
+
+
+def compile_all(
+    sources: Sequence[Path], folder: Path, *, csrc: Path = CSRC, flags: Sequence[str] = ("-O1",)
+) -> list[Path]:
+    """An object file for each source, two at a time. Sources that end in .cu are read through the shim."""
+    command = compiler()
+    assert command is not None
+    include = [f"-I{HERE / 'shim'}", f"-I{HERE}", f"-I{csrc}", "-DJOCOR_FAST_CUDA"]
+
+    def compile_one(source: Path) -> Path:
+        target = folder / f"{source.name}.o"
+        run([*command, *FLAGS, *flags, *include, "-x", "c++", "-c", str(source), "-o", str(target)])
+        return target
+
+    with ThreadPoolExecutor(2) as pool:
+        return list(pool.map(compile_one, sources))
+
+
+def link(objects: Sequence[Path], target: Path, flags: Sequence[str]) -> Path:
+    """Links object files into a library or an executable."""
+    command = compiler()
+    assert command is not None
+    run([*command, *map(str, objects), *flags, "-o", str(target)])
+    return target
+
+
+def run(command: Sequence[str], *, timeout: float = 300, env: dict[str, str] | None = None) -> str:
+    """Standard output and error of a command that must succeed."""
+    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, env=env)
+    assert done.returncode == 0, f"{shlex.join(command)}\n{done.stdout}{done.stderr}"
+    return done.stdout + done.stderr

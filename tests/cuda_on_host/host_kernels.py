@@ -1,0 +1,252 @@
+"""Calls the three steps of csrc/cuda, compiled for the host, with NumPy arrays."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+LOGIT_TYPES = ("float16", "bfloat16", "float32", "float64")
+LABEL_TYPES = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64")
+
+
+class LogitPair(ctypes.Structure):
+    _fields_ = [
+        ("type", ctypes.c_int), ("logits1", ctypes.c_void_p), ("logits2", ctypes.c_void_p),
+        ("row_stride1", ctypes.c_int64), ("row_stride2", ctypes.c_int64),
+        ("rows", ctypes.c_int64), ("classes", ctypes.c_int64),
+        ("label_type", ctypes.c_int), ("labels", ctypes.c_void_p), ("label_stride", ctypes.c_int64),
+        ("has_ignore_index", ctypes.c_bool), ("ignore_index", ctypes.c_int64), ("co_lambda", ctypes.c_double),
+    ]  # fmt: skip
+
+
+class RowParams(ctypes.Structure):
+    _fields_ = [
+        ("pair", LogitPair), ("per_sample", ctypes.c_void_p), ("statistics", ctypes.c_void_p),
+        ("cross_entropy1", ctypes.c_void_p), ("cross_entropy2", ctypes.c_void_p), ("row_state", ctypes.c_void_p),
+        ("compare_predictions", ctypes.c_bool),
+    ]  # fmt: skip
+
+
+class SelectionParams(ctypes.Structure):
+    _fields_ = [
+        ("is_double", ctypes.c_bool), ("rows", ctypes.c_int64), ("losses", ctypes.c_void_p),
+        ("also_finite", ctypes.c_void_p), ("row_state", ctypes.c_void_p), ("require_disagreement", ctypes.c_bool),
+        ("num_keep_pointer", ctypes.c_void_p), ("num_keep", ctypes.c_int64), ("forget_rate", ctypes.c_double),
+        ("selected", ctypes.c_void_p), ("num_selected", ctypes.c_void_p), ("num_nonfinite", ctypes.c_void_p),
+        ("mean_of", ctypes.c_void_p), ("mean", ctypes.c_void_p),
+    ]  # fmt: skip
+
+
+class GradientParams(ctypes.Structure):
+    _fields_ = [
+        ("pair", LogitPair), ("statistics", ctypes.c_void_p), ("grad_output", ctypes.c_void_p),
+        ("grad_stride", ctypes.c_int64), ("selected1", ctypes.c_void_p),
+        ("selected2", ctypes.c_void_p), ("num_selected1", ctypes.c_void_p), ("num_selected2", ctypes.c_void_p),
+        ("grad1", ctypes.c_void_p), ("grad2", ctypes.c_void_p),
+    ]  # fmt: skip
+
+
+@dataclass
+class Launch:
+    kernel: str  # with its template arguments
+    blocks: int
+    threads: int
+    linked: bool
+
+
+@dataclass
+class Pair:
+    """Two logit matrices in memory as the kernels read them, their labels and what was asked for.
+
+    `logits1` and `logits2` are [rows, classes] views with contiguous columns, of `dtype` ("bfloat16": its bits,
+    uint16).
+    """
+
+    dtype: str
+    logits1: np.ndarray[Any, Any]
+    logits2: np.ndarray[Any, Any]
+    labels: np.ndarray[Any, Any]
+    co_lambda: float = 0.9
+    ignore_index: int | None = None
+
+    @property
+    def real(self) -> type[np.floating[Any]]:
+        return np.float64 if self.dtype == "float64" else np.float32
+
+    def as_struct(self) -> LogitPair:
+        size = self.logits1.itemsize
+        return LogitPair(
+            type=LOGIT_TYPES.index(self.dtype),
+            logits1=self.logits1.ctypes.data,
+            logits2=self.logits2.ctypes.data,
+            row_stride1=self.logits1.strides[0] // size,
+            row_stride2=self.logits2.strides[0] // size,
+            rows=self.logits1.shape[0],
+            classes=self.logits1.shape[1],
+            label_type=LABEL_TYPES.index(self.labels.dtype.name),
+            labels=self.labels.ctypes.data,
+            label_stride=self.labels.strides[0] // self.labels.itemsize,
+            has_ignore_index=self.ignore_index is not None,
+            ignore_index=self.ignore_index or 0,
+            co_lambda=self.co_lambda,
+        )
+
+
+@dataclass
+class RowResults:
+    per_sample: np.ndarray[Any, Any]
+    statistics: np.ndarray[Any, Any]  # [rows, 4]
+    cross_entropy1: np.ndarray[Any, Any]
+    cross_entropy2: np.ndarray[Any, Any]
+    row_state: np.ndarray[Any, Any]
+
+
+@dataclass
+class SelectionResults:
+    selected: np.ndarray[Any, Any]
+    num_selected: int
+    num_nonfinite: int
+    mean: float
+
+
+def address(array: np.ndarray[Any, Any] | None) -> int | None:
+    return None if array is None else array.ctypes.data
+
+
+def dirty(shape: Any, dtype: Any) -> np.ndarray[Any, Any]:
+    """An array whose every byte is 0xA5: what is not written shows."""
+    array = np.empty(shape, dtype)
+    array.reshape(-1).view(np.uint8)[...] = 0xA5
+    return array
+
+
+class HostKernels:
+    """The library, and its three steps."""
+
+    def __init__(self, path: Path) -> None:
+        self.library = ctypes.CDLL(str(path), mode=ctypes.RTLD_LOCAL)
+        for name in ("row_losses", "select_small_loss", "row_losses_and_selection", "row_gradients", "take_launches"):
+            getattr(self.library, f"kernels_{name}").restype = ctypes.c_char_p
+        self.library.kernels_size_of_parameters.restype = ctypes.c_size_t
+        for step, struct in enumerate((RowParams, SelectionParams, GradientParams)):
+            assert self.library.kernels_size_of_parameters(step) == ctypes.sizeof(struct), struct
+
+    def set_order(self, descending: bool) -> None:
+        self.library.kernels_set_order(ctypes.c_bool(descending))
+
+    def set_limits(self, most_threads: int = 1024, most_blocks: int = 2**31 - 1) -> None:
+        self.library.kernels_set_limits(most_threads, most_blocks)
+
+    def take_launches(self) -> list[Launch]:
+        lines = [line.split("\t") for line in self.library.kernels_take_launches().decode().splitlines()]
+        return [Launch(kernel, int(blocks), int(threads), kind == "linked") for kernel, blocks, threads, kind in lines]
+
+    def call(self, step: str, *parameters: ctypes.Structure) -> None:
+        error = getattr(self.library, f"kernels_{step}")(*(ctypes.byref(p) for p in parameters))
+        if error is not None:
+            raise RuntimeError(error.decode())
+
+    # --- the steps --------------------------------------------------------------------------------------------------
+
+    def _rows(self, pair: Pair, compare_predictions: bool) -> tuple[RowParams, RowResults]:
+        rows = len(pair.labels)
+        results = RowResults(
+            *(dirty(shape, pair.real) for shape in (rows, (rows, 4), rows, rows)), row_state=dirty(rows, np.uint8)
+        )
+        params = RowParams(pair.as_struct(), *(address(array) for array in vars(results).values()), compare_predictions)
+        return params, results
+
+    def row_losses(self, pair: Pair, *, compare_predictions: bool = True) -> RowResults:
+        params, results = self._rows(pair, compare_predictions)
+        self.call("row_losses", params)
+        return results
+
+    def _selection(
+        self,
+        losses: np.ndarray[Any, Any],
+        row_state: np.ndarray[Any, Any] | None = None,
+        also_finite: np.ndarray[Any, Any] | None = None,
+        require_disagreement: bool = False,
+        num_keep: int | np.ndarray[Any, Any] | None = None,
+        forget_rate: float = 0.0,
+        mean_of: np.ndarray[Any, Any] | None = None,
+        selected: np.ndarray[Any, Any] | None = None,
+    ) -> tuple[SelectionParams, list[np.ndarray[Any, Any]]]:
+        """`num_keep` as an array [1] is read by the kernel; None: `forget_rate`. `selected` may be `row_state`."""
+        selected = dirty(len(losses), np.uint8) if selected is None else selected
+        outputs = [selected, dirty(1, np.int64), dirty(1, np.int64), dirty(1, losses.dtype)]
+        on_device = isinstance(num_keep, np.ndarray)
+        params = SelectionParams(
+            is_double=losses.dtype == np.float64,
+            rows=len(losses),
+            losses=address(losses),
+            also_finite=address(also_finite),
+            row_state=address(row_state),
+            require_disagreement=require_disagreement,
+            num_keep_pointer=num_keep.ctypes.data if isinstance(num_keep, np.ndarray) else None,
+            num_keep=-1 if on_device or num_keep is None else int(num_keep),
+            forget_rate=forget_rate,
+            selected=address(outputs[0]),
+            num_selected=address(outputs[1]),
+            num_nonfinite=address(outputs[2]),
+            mean_of=address(mean_of),
+            mean=None if mean_of is None else address(outputs[3]),
+        )
+        return params, outputs
+
+    @staticmethod
+    def _selection_results(outputs: list[np.ndarray[Any, Any]]) -> SelectionResults:
+        selected, num_selected, num_nonfinite, mean = outputs
+        assert set(np.unique(selected)) <= {0, 1}
+        return SelectionResults(selected.astype(bool), int(num_selected[0]), int(num_nonfinite[0]), float(mean[0]))
+
+    def select_small_loss(self, losses: np.ndarray[Any, Any], **settings: Any) -> SelectionResults:
+        params, outputs = self._selection(losses, **settings)
+        self.call("select_small_loss", params)
+        return self._selection_results(outputs)
+
+    def row_losses_and_selection(self, pair: Pair, **settings: Any) -> tuple[RowResults, SelectionResults]:
+        """As the operator calls it: the selection reads the rows' states, then replaces them by its choice."""
+        row_params, results = self._rows(pair, settings.get("require_disagreement", False))
+        params, outputs = self._selection(
+            results.per_sample,
+            row_state=results.row_state,
+            selected=results.row_state,
+            mean_of=results.per_sample,
+            **settings,
+        )
+        self.call("row_losses_and_selection", row_params, params)
+        return results, self._selection_results(outputs)
+
+    def row_gradients(
+        self,
+        pair: Pair,
+        statistics: np.ndarray[Any, Any],
+        grad_output: np.ndarray[Any, Any],
+        *,
+        selected1: np.ndarray[Any, Any] | None = None,
+        selected2: np.ndarray[Any, Any] | None = None,
+        wanted: tuple[bool, bool] = (True, True),
+        offset: int = 0,
+    ) -> tuple[np.ndarray[Any, Any] | None, np.ndarray[Any, Any] | None]:
+        """Gradients [rows, classes] in the logits' type; `offset` columns lie before them in memory."""
+        shape = pair.logits1.shape
+        size = shape[0] * shape[1]
+        memory = [dirty(size + offset + 8, pair.logits1.dtype) if want else None for want in wanted]
+        gradients = [None if m is None else m[offset : offset + size].reshape(shape) for m in memory]
+        counts = [None if s is None else np.array([np.count_nonzero(s)], np.int64) for s in (selected1, selected2)]
+        params = GradientParams(
+            pair.as_struct(), address(statistics), address(grad_output), grad_output.strides[0] // grad_output.itemsize,
+            address(selected1), address(selected2), address(counts[0]), address(counts[1]),
+            address(gradients[0]), address(gradients[1]),
+        )  # fmt: skip
+        self.call("row_gradients", params)
+        for m in memory:
+            if m is not None:  # nothing is written beside the gradient
+                beside = np.concatenate([m[:offset], m[offset + size :]]).view(np.uint8)
+                assert (beside == 0xA5).all()
+        return gradients[0], gradients[1]

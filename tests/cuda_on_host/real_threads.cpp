@@ -1,0 +1,113 @@
+// Runs the threads of a block as threads of the host, for the sanitizers. A barrier orders memory, a shuffle does not
+// (on a device neither): its exchange is relaxed, so that ThreadSanitizer sees a race where a kernel relies on a
+// shuffle to publish what another lane has written.
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <condition_variable>
+#include <deque>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "block.h"
+
+thread_local dim3 threadIdx, blockIdx, blockDim, gridDim;
+
+namespace cuda_on_host {
+
+Settings settings;
+const char* last_error = nullptr;
+
+namespace {
+
+struct Warp {
+  std::atomic<uint64_t> exchanged[2][kWarp];
+  std::atomic<unsigned> arrived{0};
+  std::atomic<unsigned> meetings{0};
+};
+
+struct Block {
+  explicit Block(unsigned threads) : threads(threads), warps(threads / kWarp) {}
+
+  const unsigned threads;
+  std::deque<Warp> warps;
+  std::mutex mutex;
+  std::condition_variable barrier_falls;
+  unsigned at_barrier = 0, barriers = 0;
+  int predicates = 0, result = 0;
+  std::atomic<unsigned> not_waited{0};
+};
+
+// Sleep while the number is `value`, or wake up to `value` sleepers. The system call itself, for the library's wait
+// would order memory.
+void futex(std::atomic<unsigned>& number, int operation, unsigned value) {
+  syscall(SYS_futex, &number, operation, value, nullptr, nullptr, 0);
+}
+
+Block* block = nullptr;
+thread_local bool waited_for_previous = false;
+thread_local uint64_t met[kWarp];
+
+}  // namespace
+
+const uint64_t* meet_warp(Meeting, unsigned, uint64_t bits) {
+  constexpr auto relaxed = std::memory_order_relaxed;
+  Warp& warp = block->warps[threadIdx.x / kWarp];
+  const unsigned meeting = warp.meetings.load(relaxed);
+  warp.exchanged[meeting % 2][threadIdx.x % kWarp].store(bits, relaxed);
+  if (warp.arrived.fetch_add(1, relaxed) + 1 == kWarp) {
+    warp.arrived.store(0, relaxed);
+    warp.meetings.store(meeting + 1, relaxed);
+    futex(warp.meetings, FUTEX_WAKE_PRIVATE, kWarp);
+  }
+  while (warp.meetings.load(relaxed) == meeting) futex(warp.meetings, FUTEX_WAIT_PRIVATE, meeting);
+  for (unsigned lane = 0; lane < kWarp; ++lane) met[lane] = warp.exchanged[meeting % 2][lane].load(relaxed);
+  return met;
+}
+
+int meet_block(bool predicate) {
+  std::unique_lock lock(block->mutex);
+  block->predicates += predicate;
+  const unsigned barrier = block->barriers;
+  if (++block->at_barrier == block->threads) {
+    block->result = block->predicates;
+    block->at_barrier = block->predicates = 0;
+    ++block->barriers;
+    block->barrier_falls.notify_all();
+  } else {
+    block->barrier_falls.wait(lock, [&] { return block->barriers != barrier; });
+  }
+  return block->result;
+}
+
+void wait_for_previous_kernel() { waited_for_previous = true; }
+
+unsigned add_atomically(unsigned* counter, unsigned value) {
+  return __atomic_fetch_add(counter, value, __ATOMIC_RELAXED);
+}
+
+const char* run_grid(dim3 grid, dim3 block_size, bool linked, const std::function<void()>& kernel) {
+  return for_each_block(grid, block_size, [&](unsigned index, unsigned threads, dim3 size) -> const char* {
+    Block this_block(threads);
+    block = &this_block;
+    std::vector<std::thread> pool;
+    for (unsigned i = 0; i < threads; ++i) {
+      pool.emplace_back([&, i] {
+        threadIdx = dim3(i, 0, 0);
+        blockIdx = dim3(index, 0, 0);
+        blockDim = dim3(threads);
+        gridDim = size;
+        waited_for_previous = false;
+        kernel();
+        if (!waited_for_previous) this_block.not_waited.fetch_add(1, std::memory_order_relaxed);
+      });
+    }
+    for (std::thread& thread : pool) thread.join();
+    return linked && this_block.not_waited.load() > 0 ? kNotWaited : nullptr;
+  });
+}
+
+}  // namespace cuda_on_host

@@ -1,0 +1,172 @@
+"""The selection of csrc/cuda, alone and in one launch with the rows, run on the host, against NumPy's stable sort."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import kernel_oracle as oracle
+import numpy as np
+import pytest
+from host_kernels import LOGIT_TYPES, HostKernels, SelectionResults
+from kernel_inputs import CXX_NAMES, random_pair, vector_widths
+
+Array = np.ndarray[Any, Any]
+
+COUNTING, RADIX = "selection_by_counting", "selection_by_radix"
+
+# Around warps, around the batch size at which counting ends (512), around a sweep of four rows a thread, and
+# around the number of keys that are cached (8192 in float32, 4096 in float64).
+SIZES = [1, 2, 31, 32, 33, 127, 128, 511, 512, 513, 1000, 1024, 1025, 4095, 4097, 8192, 8193, 20000]
+
+
+def assert_selection_is_right(actual: SelectionResults, losses: Array, **settings: Any) -> None:
+    if isinstance(settings.get("num_keep"), np.ndarray):
+        settings["num_keep"] = int(settings["num_keep"][0])
+    selected, num_selected, num_nonfinite, mean = oracle.select(losses, **settings)
+    np.testing.assert_array_equal(actual.selected, selected)
+    assert (actual.num_selected, actual.num_nonfinite) == (num_selected, num_nonfinite)
+    if settings.get("mean_of") is not None:
+        assert actual.mean == pytest.approx(mean, rel=1e-7 if losses.dtype == np.float32 else 1e-14, abs=0)
+
+
+@pytest.mark.parametrize("real", [np.float32, np.float64])
+@pytest.mark.parametrize("rows", SIZES)
+def test_the_choice_equals_a_stable_sort(kernels: HostKernels, real: Any, rows: int) -> None:
+    losses = np.random.default_rng(rows).gamma(2, 1, rows).astype(real)
+    for k in sorted({1, 2, rows // 3, rows // 2, rows - 1, rows, rows + 5} - {0}):
+        actual = kernels.select_small_loss(losses, num_keep=k, mean_of=losses)
+        assert_selection_is_right(actual, losses, num_keep=k, mean_of=losses)
+    kernel = COUNTING if rows <= 512 else RADIX
+    assert all(kernel in launch.kernel and launch.blocks == 1 for launch in kernels.take_launches())
+
+
+@pytest.mark.parametrize("real", [np.float32, np.float64])
+@pytest.mark.parametrize("rows", [130, 5000])
+def test_every_k_of_losses_that_repeat(kernels: HostKernels, real: Any, rows: int) -> None:
+    losses = np.random.default_rng(0).integers(-2, 4, rows).astype(real)
+    losses[losses == 0] = np.where(np.arange((losses == 0).sum()) % 2, 0.0, -0.0)  # -0 and +0 tie
+    for k in range(0, rows + 1, 1 if rows < 1000 else 611):
+        assert_selection_is_right(kernels.select_small_loss(losses, num_keep=k), losses, num_keep=k)
+
+
+@pytest.mark.parametrize("rows", [5, 513, 9000])
+def test_ties_go_to_the_lower_row(kernels: HostKernels, rows: int) -> None:
+    losses = np.full(rows, 1.5, np.float32)
+    for k in (1, 2, rows // 2, rows - 1):
+        np.testing.assert_array_equal(kernels.select_small_loss(losses, num_keep=k).selected, np.arange(rows) < k)
+    losses[:5] = 2, 1, 1, 1, 3
+    assert list(np.flatnonzero(kernels.select_small_loss(losses, num_keep=2).selected)) == [1, 2]
+
+
+@pytest.mark.parametrize("real", [np.float32, np.float64])
+@pytest.mark.parametrize("exponents", [(-3, 3), (-30, 30), (0, 0)])
+def test_keys_that_differ_in_any_digit(kernels: HostKernels, real: Any, exponents: tuple[int, int]) -> None:
+    rng = np.random.default_rng(7)
+    losses = (rng.choice([-1, 1], 3000) * 10.0 ** rng.uniform(*exponents, 3000)).astype(real)
+    if exponents == (0, 0):  # neighbours in the last bits
+        losses = np.nextafter(real(1), real(2)) * np.ones(3000, real)
+        losses.view(np.int32 if real == np.float32 else np.int64)[...] += rng.integers(0, 400, 3000)
+    losses[:4] = np.finfo(real).max, np.finfo(real).min, np.finfo(real).tiny / 2, -np.finfo(real).tiny / 2
+    for k in (1, 7, 1500, 2999):
+        assert_selection_is_right(kernels.select_small_loss(losses, num_keep=k), losses, num_keep=k)
+
+
+@pytest.mark.parametrize("real", [np.float32, np.float64])
+@pytest.mark.parametrize("rows", [8, 300, 700, 10000])
+def test_rows_that_may_not_be_chosen(kernels: HostKernels, real: Any, rows: int) -> None:
+    rng = np.random.default_rng(rows)
+    losses = rng.normal(size=rows).astype(real)
+    losses[rng.random(rows) < 0.1] = np.nan
+    losses[rng.random(rows) < 0.1] = np.inf
+    losses[rng.random(rows) < 0.1] = -np.inf
+    other = np.where(rng.random(rows) < 0.1, np.nan, rng.normal(size=rows)).astype(real)
+    state = rng.choice([oracle.INELIGIBLE, oracle.ELIGIBLE, oracle.DIFFERING], rows).astype(np.uint8)
+    for settings in (
+        {"num_keep": rows},
+        {"num_keep": rows // 4, "row_state": state},
+        {"forget_rate": 0.3, "row_state": state},
+        {"forget_rate": 0.3, "row_state": state, "also_finite": other, "mean_of": other},
+        {"forget_rate": 0.5, "row_state": state, "require_disagreement": True},
+        {"forget_rate": 0.5, "row_state": np.minimum(state, oracle.ELIGIBLE), "require_disagreement": True},
+        {"forget_rate": 0.0, "row_state": np.zeros_like(state)},
+        {"num_keep": np.array([rows // 5]), "mean_of": losses},
+        {"num_keep": np.array([-3])},
+        {"num_keep": np.array([2**40])},
+    ):
+        assert_selection_is_right(kernels.select_small_loss(losses, **settings), losses, **settings)
+    nothing = kernels.select_small_loss(np.full(rows, np.nan, real), forget_rate=0.2, mean_of=losses)
+    assert (nothing.num_selected, nothing.num_nonfinite, nothing.mean) == (0, rows, 0.0)
+
+
+@pytest.mark.parametrize("rows", [10, 60, 100, 128, 700])
+@pytest.mark.parametrize("forget_rate", [0.0, 0.07, 0.2, 0.29, 0.3, 0.5, 0.7, 0.8, 0.9, 0.99, 7 / 10 * 0.2, 1 - 0.7])
+def test_how_many_rows_a_forget_rate_keeps(kernels: HostKernels, rows: int, forget_rate: float) -> None:
+    losses = np.arange(rows, dtype=np.float32)
+    assert_selection_is_right(
+        kernels.select_small_loss(losses, forget_rate=forget_rate), losses, forget_rate=forget_rate
+    )
+
+
+@pytest.mark.parametrize("threads", [32, 96, 128, 1024])
+def test_the_choice_does_not_depend_on_the_size_of_the_block(kernels: HostKernels, threads: int) -> None:
+    kernels.set_limits(most_threads=threads)
+    rng = np.random.default_rng(4)
+    for rows in (100, 512, 777, 9001):
+        losses = np.round(rng.normal(size=rows), 1).astype(np.float32)
+        actual = kernels.select_small_loss(losses, forget_rate=0.4, mean_of=losses)
+        assert_selection_is_right(actual, losses, forget_rate=0.4, mean_of=losses)
+
+
+# --- rows and selection together ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", LOGIT_TYPES)
+@pytest.mark.parametrize(
+    ("rows", "classes", "single"),
+    [
+        (1, 1, True),
+        (128, 10, True),
+        (64, 14, True),
+        (128, 100, True),
+        (200, 10, True),
+        (128, 300, False),
+        (600, 10, False),
+    ],
+)
+def test_a_small_batch_takes_one_launch_and_others_two_that_are_linked(
+    kernels: HostKernels, dtype: str, rows: int, classes: int, single: bool
+) -> None:
+    single = single and not (dtype == "float64" and classes == 100)
+    for width in vector_widths(dtype):
+        pair = random_pair(rows, classes, dtype, width, ignore_index=0 if classes > 1 else None)
+        alone = kernels.row_losses(pair, compare_predictions=False)
+        kernels.take_launches()
+        results, selection = kernels.row_losses_and_selection(pair, forget_rate=0.2)
+        launches = kernels.take_launches()
+        np.testing.assert_array_equal(results.per_sample, alone.per_sample)
+        np.testing.assert_array_equal(results.statistics, alone.statistics)
+        assert_selection_is_right(
+            selection, alone.per_sample, row_state=alone.row_state, forget_rate=0.2, mean_of=alone.per_sample
+        )
+        if single:
+            assert [launch.blocks for launch in launches] == [1]
+            assert f"rows_and_selection_by_block<{CXX_NAMES[dtype]}, " in launches[0].kernel
+        else:
+            assert [launch.linked for launch in launches] == [False, True]
+
+
+def test_the_selection_among_differing_predictions_follows_the_rows(kernels: HostKernels) -> None:
+    for rows in (100, 1000):
+        pair = random_pair(rows, 10, seed=5)
+        state = kernels.row_losses(pair).row_state
+        results, selection = kernels.row_losses_and_selection(pair, forget_rate=0.3, require_disagreement=True)
+        settings: dict[str, Any] = {"row_state": state, "forget_rate": 0.3, "require_disagreement": True}
+        assert_selection_is_right(selection, results.per_sample, mean_of=results.per_sample, **settings)
+
+
+@pytest.mark.parametrize("rows", [2**32, 2**40])
+def test_more_rows_than_the_counters_hold_are_refused(kernels: HostKernels, rows: int) -> None:
+    params, _ = kernels._selection(np.zeros(4, np.float32), num_keep=1)
+    params.rows = rows
+    with pytest.raises(RuntimeError, match="invalid argument"):
+        kernels.call("select_small_loss", params)
