@@ -147,6 +147,7 @@ def test_second_derivative_is_refused(device, name, with_respect_to):
 @everywhere
 @pytest.mark.parametrize("name", ["jocor_loss", "joint_loss"])
 @pytest.mark.parametrize("needs_gradient", [False, True])
+@pytest.mark.filterwarnings("ignore:.*jit.script:FutureWarning")  # torch's own
 def test_forward_mode_is_refused(loss, device, name, needs_gradient):
     """Not answered by a derivative of 0."""
     z1, z2, target = random_logits(8, 3, device=device)

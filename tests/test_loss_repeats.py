@@ -87,15 +87,14 @@ def test_a_row_alone_gives_the_bits_it_has_in_a_batch(loss, device, dtype):
 
 @everywhere
 @with_every_float_type
-@pytest.mark.parametrize(("rows", "classes"), [(60_001, 3), (20_011, 10), (301, 1000)])
+@pytest.mark.parametrize(("rows", "classes"), [(30_001, 3), (10_011, 10), (301, 1000)])
 def test_number_of_threads_does_not_matter(loss, device, dtype, rows, classes):
     inputs = random_logits(rows, classes, dtype, device)
     first = 1 if loss is jocor_fast.reference else 0  # torch adds up a long batch thread by thread
     with threads(1):
         one = bits(loss, *inputs, rows // 3)
-    for number in (2, 3):
-        with threads(number):
-            assert_same_bits(bits(loss, *inputs, rows // 3)[first:], one[first:])
+    with threads(2):
+        assert_same_bits(bits(loss, *inputs, rows // 3)[first:], one[first:])
 
 
 @everywhere
