@@ -37,7 +37,7 @@ WRONG_USE = [
     ("train digits", 2, "jocor-fast train does not know what to do with 'digits'"),
     ("train --epoch 5", 2, "jocor-fast train has no option --epoch; did you mean --epochs?"),
     ("train --noise-r=0.5", 2, "jocor-fast train has no option --noise-r"),
-    ("train --res", 2, "jocor-fast train has no option --res"),
+    ("train --epochs 1 --res", 2, "jocor-fast train has no option --res"),
     ("train --epochs", 2, "--epochs needs a value"),
     ("train --resume=yes", 2, "--resume: ignored explicit argument 'yes'"),
     ("train --dataset mnits", 2, "--dataset must be one of digits, "),

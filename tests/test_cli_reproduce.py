@@ -47,7 +47,7 @@ def test_it_runs_every_method_and_writes_table_and_figure(capsys: pytest.Capture
         assert (settings["seed"], settings["noise_seed"], settings["batch_size"], settings["epochs"]) == (1, 1, 32, 2)
         assert (folder / "train.log").read_text(encoding="utf-8").count("epoch ") >= 2
     table = Path("out", "table.md").read_text(encoding="utf-8")
-    assert "| Symmetry-50% |    JoCoR |" in table
+    assert "| Symmetry-50% | JoCoR    |" in table
     assert "(ddof 1)" in table
     assert Path("out", "curves.png").stat().st_size > 10_000
     points = 100 * (float(rows()[1]["mean"]) - float(rows()[0]["mean"]))

@@ -202,13 +202,25 @@ def test_the_final_table_has_best_beside_mean_beside_last() -> None:
         "best_by_validation": {"epoch": 2, "val_accuracy": 0.7, "test_accuracy": 0.9},
     }
     table = final_table(metrics, summary)
-    assert table.columns == ("", "best (epoch 2)", "mean of last 3", "last (epoch 3)", "best by validation (2)")
+    assert table.columns == ("", "best epoch", "mean of last 3", "last epoch", "by validation")
     assert table.rows == [
-        ("test accuracy, %", "90.00", "70.00", "70.00", "90.00"),
-        ("label precision, %", "80.00", "n/a", "70.00", "80.00"),
+        ("epoch", "2", "1 to 3", "3", "2"),
+        ("test accuracy", "90.00 %", "70.00 %", "70.00 %", "90.00 %"),
+        ("label precision", "80.00 %", "n/a", "70.00 %", "80.00 %"),
+        ("validation", "70.00 %", "n/a", "n/a", "70.00 %"),
     ]
-    without_test = final_table([line(1, None)], {"last_10_mean": {"test_accuracy": None, "epochs": 1}})
-    assert without_test.rows[0] == ("test accuracy, %", "n/a", "n/a", "n/a")
+    assert "not a result to report" in table.note
+
+
+def test_the_final_table_without_test_labels() -> None:
+    summary = {"last_10_mean": {"test_accuracy": None, "label_precision": 0.5, "epochs": 1}, "best_by_validation": None}
+    table = final_table([line(1, None, 0.5)], summary)
+    assert table.rows == [
+        ("epoch", "n/a", "1 to 1", "1"),
+        ("test accuracy", "n/a", "n/a", "n/a"),
+        ("label precision", "n/a", "50.00 %", "50.00 %"),
+    ]
+    assert table.note == ""
 
 
 def shown_on(width: int, *, terminal: bool = True, environment: dict[str, str] | None = None) -> str:

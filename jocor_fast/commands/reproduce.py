@@ -69,8 +69,11 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     left = [run for run in runs if not _is_finished(run)]
     jobs = min(len(left), _count("--jobs", arguments.jobs, _default_jobs(arguments.device, experiment.threads)))
     names = " and ".join(METHOD_TITLES[cell.method] for cell in cells)
-    console.print(f"{experiment.title}: {names}, seeds 1 to {len(seeds)}", soft_wrap=True)
-    if left:
+    seed_text = f"seeds 1 to {len(seeds)}" if len(seeds) > 1 else "seed 1"
+    console.print(f"{experiment.title}: {names}, {seed_text}", soft_wrap=True)
+    if not left:
+        console.print(f"all {len(runs)} runs are finished already")
+    else:
         console.print(f"{_plan(len(left), len(runs))}, {jobs} at a time, in {output}", soft_wrap=True)
         with ReproductionProgress(console, runs) as progress:
             run_all(left, jobs=jobs, threads=experiment.threads, on_change=progress.on_change, on_poll=progress.on_poll)
@@ -96,7 +99,7 @@ class ReproductionProgress:
             TextColumn("all runs"),
             BarColumn(),
             TextColumn("{task.percentage:>3.0f} %"),
-            TimeRemainingColumn(),
+            TimeRemainingColumn(compact=True),
             TextColumn("left"),
             console=console,
         )

@@ -75,11 +75,14 @@ class QueuedRun:
             self.error = self._reason(code)
         return True
 
-    def stop(self) -> None:
-        """Let a run that is going on write its checkpoint and end; kill it if it does not."""
-        if self._process is None or self._process.poll() is not None:
-            return
-        self._process.terminate()
+    def request_stop(self) -> None:
+        """Ask the run to write its checkpoint and end."""
+        assert self._process is not None
+        self._process.terminate()  # does nothing where it has ended already
+
+    def wait_for_stop(self) -> None:
+        """Wait until it has; kill it if it does not."""
+        assert self._process is not None
         try:
             self._process.wait(STOP_SECONDS)
         except subprocess.TimeoutExpired:
@@ -121,8 +124,8 @@ def run_all(
             while waiting or running:
                 while waiting and len(running) < jobs:
                     run = waiting.pop(0)
-                    running.append(run)
                     run.start(threads)
+                    running.append(run)
                     on_change(run)
                 for run in [run for run in running if run.poll()]:
                     running.remove(run)
@@ -132,10 +135,9 @@ def run_all(
                     time.sleep(POLL_SECONDS)
         finally:
             for run in running:
-                if run._process is not None and run._process.poll() is None:
-                    run._process.terminate()  # all at once, so that they write their checkpoints side by side
+                run.request_stop()
             for run in running:
-                run.stop()
+                run.wait_for_stop()
 
 
 @contextmanager

@@ -97,6 +97,7 @@ def results_table(results: Sequence[CellResult], title: str) -> TextTable:
         ("noise", "method", "test accuracy", "label precision", "best epoch", "runs"),
         rows,
         title=f"{title} (in %)",
+        text_columns=2,
         note=(
             f"Means over the last ten epochs of each run, then mean ± standard deviation (ddof {STD_DDOF}) over runs. "
             "Best epoch: chosen by the test labels, so not a result to report."

@@ -87,23 +87,28 @@ def epoch_line(metrics: Mapping[str, Any], epochs: int) -> str:
 
 
 def final_table(metrics: Sequence[Mapping[str, Any]], summary: Mapping[str, Any]) -> TextTable:
-    """Best epoch, mean of the last ten and last epoch side by side: test accuracy and label precision in percent."""
+    """Best epoch, mean of the last ten and last epoch side by side: test accuracy and label precision in percent.
+
+    Where there is a validation set, the epoch that it chose stands beside them.
+    """
     last, mean, best = metrics[-1], summary["last_10_mean"], best_epoch(metrics)
-    chosen = summary.get("best_by_validation")
-    by_epoch = {line["epoch"]: line for line in metrics}
-    columns: dict[str, Mapping[str, Any]] = {
-        f"best (epoch {best['epoch']})" if best else "best epoch": best or {},
-        f"mean of last {mean['epochs']}": mean,
-        f"last (epoch {last['epoch']})": last,
-    }
-    if chosen:
-        columns[f"best by validation ({chosen['epoch']})"] = by_epoch.get(chosen["epoch"], chosen)
-    rows = {"test accuracy, %": "test_accuracy", "label precision, %": "label_precision"}
-    note = "best: by the test labels, so not a result to report" if best else ""
+    averaged = {**mean, "epoch": f"{last['epoch'] - mean['epochs'] + 1} to {last['epoch']}"}
+    columns = {"best epoch": best or {}, f"mean of last {mean['epochs']}": averaged, "last epoch": last}
+    rows = {"test accuracy": "test_accuracy", "label precision": "label_precision"}
+    chosen = summary["best_by_validation"]
+    if chosen is not None:
+        columns["by validation"] = next((line for line in metrics if line["epoch"] == chosen["epoch"]), chosen)
+        rows["validation"] = "val_accuracy"
     return TextTable(
         ("", *columns),
-        [(heading, *(percent(values.get(name)) for values in columns.values())) for heading, name in rows.items()],
-        note=note,
+        [
+            ("epoch", *(str(values.get("epoch", NOT_AVAILABLE)) for values in columns.values())),
+            *(
+                (heading, *(_percent_sign(values.get(name)) for values in columns.values()))
+                for heading, name in rows.items()
+            ),
+        ],
+        note="Best epoch: chosen by the test labels, so not a result to report." if best else "",
     )
 
 

@@ -33,12 +33,13 @@ def percent_with_std(mean: float | None, std: float | None, digits: int = 2) -> 
 
 @dataclass(frozen=True)
 class TextTable:
-    """Headings and rows of formatted text; the first column is left-aligned, the others hold numbers."""
+    """Headings and rows of formatted text; the first `text_columns` are left-aligned, the others hold numbers."""
 
     columns: tuple[str, ...]
     rows: Sequence[tuple[str, ...]]
     title: str = ""
     note: str = ""
+    text_columns: int = 1
 
     def markdown(self) -> str:
         """A Markdown table, padded so that it reads as plain text too."""
@@ -46,16 +47,16 @@ class TextTable:
         widths = [max(3, *(len(row[i]) for row in grid)) for i in range(len(self.columns))]
 
         def line(row: Sequence[str]) -> str:
-            cells = [
-                text.ljust(width) if i == 0 else text.rjust(width)
+            padded = (
+                text.ljust(width) if i < self.text_columns else text.rjust(width)
                 for i, (text, width) in enumerate(zip(row, widths, strict=True))
-            ]
-            return "| " + " | ".join(cells) + " |"
+            )
+            return f"| {' | '.join(padded)} |"
 
-        rule = "|" + "|".join("-" * (w + 2) if i == 0 else "-" * (w + 1) + ":" for i, w in enumerate(widths)) + "|"
-        body = "\n".join([line(self.columns), rule, *(line(row) for row in self.rows)])
-        parts = [f"**{self.title}**" if self.title else "", body, self.note]
-        return "\n\n".join(part for part in parts if part) + "\n"
+        dashes = ["-" * width for width in widths]
+        rule = "|".join(f"-{dash}-" if i < self.text_columns else f"-{dash}:" for i, dash in enumerate(dashes))
+        body = "\n".join([line(self.columns), f"|{rule}|", *map(line, self.rows)])
+        return "\n\n".join(part for part in (f"**{self.title}**" if self.title else "", body, self.note) if part) + "\n"
 
     def rich(self) -> RichTable:
         """The same for a rich console."""
@@ -63,11 +64,12 @@ class TextTable:
             title=Text(self.title) if self.title else None,
             caption=Text(self.note) if self.note else None,
             box=box.SIMPLE_HEAD,
+            pad_edge=False,
             title_justify="left",
             caption_justify="left",
         )
-        for position, heading in enumerate(self.columns):
-            table.add_column(Text(heading), justify="left" if position == 0 else "right")
+        for i, heading in enumerate(self.columns):
+            table.add_column(Text(heading), justify="left" if i < self.text_columns else "right")
         for row in self.rows:
             table.add_row(*map(Text, row))
         return table
