@@ -43,7 +43,10 @@ struct Array {
   T* device = nullptr;
 
   explicit Array(size_t size) : host(size) {
-    if (cudaMalloc(&device, size * sizeof(T)) != cudaSuccess) std::abort();
+    if (const cudaError_t error = cudaMalloc(&device, size * sizeof(T)); error != cudaSuccess) {
+      std::fprintf(stderr, "no memory on the device: %s\n", cudaGetErrorString(error));
+      std::exit(1);
+    }
   }
   ~Array() { cudaFree(device); }
   Array(const Array&) = delete;
