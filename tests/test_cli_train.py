@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import jocor_fast as jf
 from jocor_fast.cli import main
@@ -120,6 +121,7 @@ def test_without_a_terminal_every_epoch_is_a_line_and_percent_is_on_the_screen(
     assert "nominal 50.00 %, draw 0: 52.05 % of the labels are wrong" in out
     assert "0.5 from epoch 10 on (default: the share of wrong labels to expect from the noise)" in out
     assert "λ         0.9 (default)" in out
+    assert "network   2 × mlp on cpu" in out
     assert all(heading in out for heading in ("best epoch", "mean of last 2", "last epoch"))
     for name in ("curves.png", "metrics.jsonl", "summary.json"):
         assert str(Path("run", name)) in out
@@ -327,6 +329,31 @@ def test_a_reader_that_leaves_ends_the_run_in_a_sentence(blobs: np.ndarray) -> N
     assert process.returncode == 1
     assert error.startswith("jocor-fast: error: nobody reads the output any more")
     assert error.count("\n") == 1
+
+
+def test_a_gpu_without_our_kernels_is_refused_before_the_run(
+    blobs: np.ndarray, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("jocor_fast.commands.train.resolve_device", lambda name: torch.device("cuda", 0))
+    monkeypatch.setattr("jocor_fast.commands.train.build_info", lambda: {"reason": "no toolkit was found"})
+    assert train("--dataset", "npz:blobs.npz", "--device", "cuda") == 2
+    error = capsys.readouterr().err
+    assert (
+        error
+        == "jocor-fast: error: --device cuda:0: this build of jocor_fast has no CUDA kernels, no toolkit was found\n"
+    )
+    assert not Path("run").exists()
+
+
+def test_memory_that_runs_out_is_a_sentence(
+    blobs: np.ndarray, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fit(*arguments: object, **options: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB. See documentation")
+
+    monkeypatch.setattr("jocor_fast.commands.train.fit", fit)
+    assert train("--dataset", "npz:blobs.npz") == 1
+    assert capsys.readouterr().err.endswith("out of memory on cpu: a smaller --batch-size needs less\n")
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import IO, Any
+from typing import Any
 
 from ..options import OPTIONS
 from ..report.results import read_metrics
@@ -44,7 +44,6 @@ class QueuedRun:
     epochs_done: int = 0
     error: str | None = None
     _process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
-    _log: IO[bytes] | None = field(default=None, repr=False)
 
     def command(self) -> list[str]:
         """The command line that makes this run; it goes on where an earlier one stopped."""
@@ -52,16 +51,17 @@ class QueuedRun:
         return [sys.executable, "-m", "jocor_fast", "train", *flags, "--output", str(self.folder), "--resume"]
 
     def start(self, threads: int) -> None:
+        """Start the run as a process with so many threads."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        self._log = (self.folder / LOG_NAME).open("wb")
-        self._process = subprocess.Popen(
-            self.command(),
-            stdin=subprocess.DEVNULL,
-            stdout=self._log,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, "OMP_NUM_THREADS": str(threads)},
-            start_new_session=True,  # Ctrl-C reaches this process alone, which then stops its runs in order
-        )
+        with (self.folder / LOG_NAME).open("wb") as log:
+            self._process = subprocess.Popen(
+                self.command(),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, "OMP_NUM_THREADS": str(threads)},
+                start_new_session=True,  # Ctrl-C reaches this process alone, which then stops its runs in order
+            )
 
     def poll(self) -> bool:
         """Read the progress; True once the run has ended."""
@@ -70,7 +70,6 @@ class QueuedRun:
         self.epochs_done = len(read_metrics(self.folder))
         if code is None:
             return False
-        self._close()
         if code != 0:
             self.error = self._reason(code)
         return True
@@ -88,12 +87,6 @@ class QueuedRun:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-        self._close()
-
-    def _close(self) -> None:
-        if self._log is not None:
-            self._log.close()
-            self._log = None
 
     def _reason(self, code: int) -> str:
         """The sentence that the run ended with, else its exit code and where its output lies."""
@@ -142,12 +135,13 @@ def run_all(
 
 @contextmanager
 def _termination_as_exit() -> Iterator[None]:
-    """SIGTERM and SIGHUP end the block by SystemExit(128 + signal), so that its runs are stopped too."""
+    """SIGTERM and SIGHUP (but for nohup) end the block by SystemExit(128 + signal), so that its runs are stopped."""
 
     def leave(number: int, frame: FrameType | None) -> None:
         raise SystemExit(128 + number)
 
-    previous = {number: signal.signal(number, leave) for number in (signal.SIGTERM, signal.SIGHUP)}
+    caught = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) != signal.SIG_IGN]
+    previous = {number: signal.signal(number, leave) for number in caught}
     try:
         yield
     finally:

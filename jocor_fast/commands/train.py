@@ -12,7 +12,9 @@ import torch
 from rich.console import Console
 from rich.text import Text
 
+from .._extension import build_info
 from ..config import Config, ConfigError, resolve
+from ..engine.environment import resolve_device
 from ..engine.errors import RunError
 from ..engine.run import Run, fit
 from ..engine.settings import TrainSettings
@@ -65,7 +67,7 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     config = resolve(flags, arguments.config)
     task = build_task(config, announce=lambda sentence: console.print(Text(sentence), soft_wrap=True))
     settings = config.train_settings()
-    _print_header(config, task, console)
+    _print_header(config, task, _device(config), console)
     for warning in (forget_rate_warning(config, task), _ramp_warning(config, task), _idle_warning(config)):
         if warning:
             print(f"jocor-fast: warning: {warning}", file=sys.stderr)
@@ -79,6 +81,18 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
         place = f"epoch {fault['epoch']}" + (f", batch {fault['batch']}" if fault["batch"] is not None else "")
         raise RunError(f"the run diverged in {place}: {fault['reason']}; its files are kept in {config['output']}")
     return 0
+
+
+def _device(config: Config) -> torch.device:
+    """Where the run will compute; a ConfigError where it cannot."""
+    try:
+        device = resolve_device(config["device"])
+    except ValueError as error:
+        raise ConfigError(config.relabelled(str(error))) from error
+    why_not = build_info()["reason"]
+    if device.type == "cuda" and why_not is not None and METHODS[config["method"]].selects:
+        raise ConfigError(f"{config.label('device')} {device}: this build of jocor_fast has no CUDA kernels, {why_not}")
+    return device
 
 
 def _fit(config: Config, settings: TrainSettings, task: Task, progress: TrainingProgress) -> Run:
@@ -127,7 +141,7 @@ def _recorded(config: Config, task: Task) -> dict[str, Any]:
     return recorded
 
 
-def _print_header(config: Config, task: Task, console: Console) -> None:
+def _print_header(config: Config, task: Task, device: torch.device, console: Console) -> None:
     """What is about to be done, a line a subject; values that nobody asked for with their source and reason."""
     samples, batch, recipe = len(task.train.labels), config["batch_size"], config["recipe"]
     epochs, steps = trained_epochs(config["epochs"], recipe), steps_per_epoch(samples, batch, recipe)
@@ -141,7 +155,8 @@ def _print_header(config: Config, task: Task, console: Console) -> None:
             f"{config['forget_rate']:.4g} from epoch {config['ramp_epochs']} on ({config.origin('forget_rate')})"
         )
         lines["λ"] = f"{config['co_lambda']:g} ({config.origin('co_lambda')})"
-    lines["network"] = f"{method.num_networks} × {config['model']}" if method.num_networks > 1 else config["model"]
+    networks = f"{method.num_networks} × {config['model']}" if method.num_networks > 1 else config["model"]
+    lines["network"] = f"{networks} on {device}"
     lines["batch"] = f"{batch} ({config.origin('batch_size')})"
     lines["training"] = (
         f"{epochs} epochs of {steps} steps, {config['optimizer']}, learning rate {config['lr']:g} falling after epoch "
