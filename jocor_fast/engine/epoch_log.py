@@ -33,13 +33,24 @@ class EpochLog:
         self.nonfinite = torch.zeros(steps, dtype=torch.int64, device=device)
         self.selected = torch.zeros(num_choices, len(order), dtype=torch.bool, device=device)
         self.seconds = 0.0
+        size = len(order) // steps
+        # A view for each step, made at once: making them in the step takes longer than writing to them.
+        self._places = list(
+            zip(
+                self.losses.unbind(),
+                self.nonfinite.unbind(),
+                zip(*(choice.split(size) for choice in self.selected), strict=True),
+                strict=True,
+            )
+        )
 
-    def record(self, rows: slice, outcome: StepLoss) -> None:
-        """Take down a step, whose batch is these rows of the order."""
-        self.losses[self.step] = outcome.loss.detach()
-        self.nonfinite[self.step] = outcome.num_nonfinite
-        for choice, mask in zip(self.selected, outcome.selected, strict=True):
-            choice[rows] = mask
+    def record(self, outcome: StepLoss) -> None:
+        """Take down a step."""
+        loss, nonfinite, choices = self._places[self.step]
+        loss.copy_(outcome.loss.detach())
+        nonfinite.copy_(outcome.num_nonfinite)
+        for choice, mask in zip(choices, outcome.selected, strict=True):
+            choice.copy_(mask)
         self.step += 1
 
     def totals(self, clean: Tensor | None) -> Tensor:
@@ -59,14 +70,15 @@ class EpochLog:
 
     def state_dict(self) -> dict[str, Any]:
         """The log of an epoch that was interrupted, for a checkpoint."""
-        return dict(vars(self))
+        return {name: getattr(self, name) for name in ("order", "step", "losses", "nonfinite", "selected", "seconds")}
 
     @staticmethod
     def from_state_dict(state: dict[str, Any], device: torch.device) -> EpochLog:
         """The log of a checkpoint, to go on with."""
         log = EpochLog(state["order"].to(device), len(state["losses"]), len(state["selected"]))
-        for name, value in state.items():
-            setattr(log, name, value.to(device) if isinstance(value, Tensor) else value)
+        log.step, log.seconds = state["step"], state["seconds"]
+        for name in ("losses", "nonfinite", "selected"):
+            getattr(log, name).copy_(state[name])
         return log
 
 

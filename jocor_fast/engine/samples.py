@@ -81,8 +81,8 @@ class ResidentInputs:
         return self.stored.index_select(0, rows)  # indexing with [rows] takes five times as long on the CPU
 
     def network_input(self, stored: Tensor) -> Tensor:
-        """Stored rows as the networks take them: uint8 becomes float32 in one pass."""
-        return stored * self.scale if stored.dtype == torch.uint8 else stored
+        """Stored rows as the networks take them: uint8 becomes scaled float32."""
+        return stored.float().mul_(self.scale) if stored.dtype == torch.uint8 else stored
 
 
 def check_inputs(name: str, inputs: Tensor) -> None:

@@ -98,11 +98,10 @@ class Trainer:
         """
         log = self.log = self.log or self._start_log(plan)
         set_rates(self.optimizer, lr=plan.lr, beta1=plan.beta1)
-        labels = self.labels[log.order]
+        samples, labels = log.order.split(plan.batch_size), self.labels[log.order].split(plan.batch_size)
         started = time.perf_counter()
         while log.step < plan.steps and not stop():
-            rows = slice(log.step * plan.batch_size, (log.step + 1) * plan.batch_size)
-            self._step(rows, labels[rows], plan, log)
+            self._step(samples[log.step], labels[log.step], plan, log)
             if on_step is not None:
                 on_step(plan.epoch, log.step, plan.steps)
         if self.device.type == "cuda":
@@ -115,9 +114,9 @@ class Trainer:
         order = torch.randperm(len(self.inputs), generator=self.generator, device=self.device)
         return EpochLog(order[: plan.steps * plan.batch_size].clone(), plan.steps, self.method.num_choices)
 
-    def _step(self, rows: slice, labels: Tensor, plan: EpochPlan, log: EpochLog) -> None:
+    def _step(self, samples: Tensor, labels: Tensor, plan: EpochPlan, log: EpochLog) -> None:
         """One batch: forward, loss, backward, update. Nothing in here waits for the device."""
-        stored = self.inputs.gather(log.order[rows])
+        stored = self.inputs.gather(samples)
         if self.settings.augment == "crop-flip":
             stored = augment.crop_flip(stored, self.generator)
         with self._autocast():
@@ -125,7 +124,7 @@ class Trainer:
         outcome = self.method.loss(logits, labels, plan.num_keep)
         self.group.backward(outcome.loss)
         self.optimizer.step()
-        log.record(rows, outcome)
+        log.record(outcome)
 
     def _autocast(self) -> contextlib.AbstractContextManager[None]:
         if self.settings.precision == "float32":
