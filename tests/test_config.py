@@ -87,6 +87,17 @@ def test_what_is_not_given_is_the_default_of_the_engine() -> None:
             assert config.sources[setting.name] == "default"
 
 
+@pytest.mark.parametrize("dataset", ["mnist", "cifar10", "cifar100"])
+def test_the_papers_data_are_trained_as_in_the_paper(dataset: str) -> None:
+    """Batch 128, 200 epochs, T_k 10, Adam at 1e-3 that falls from epoch 80 on, no augmentation."""
+    config = resolve({"dataset": dataset, "noise_rate": "0.5"})
+    expected = {
+        "batch_size": 128, "epochs": 200, "decay_start": 80, "ramp_epochs": 10, "optimizer": "adam", "lr": 1e-3,
+        "weight_decay": 0.0, "augment": "none", "recipe": "paper",
+    }  # fmt: skip
+    assert {name: config[name] for name in expected} == expected
+
+
 @pytest.mark.parametrize(
     ("dataset", "noise", "rate", "co_lambda", "source"),
     [
