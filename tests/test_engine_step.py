@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,7 +27,7 @@ from engine_cases import (
     trainer,
 )
 from jocor_fast import reference
-from jocor_fast.engine.optimizer import set_rates
+from jocor_fast.engine.optimizer import FusedAdam, PlainSGD
 from jocor_fast.engine.paired_mlp import PairedMLP
 from jocor_fast.engine.plan import plan_epoch
 from jocor_fast.engine.run import TrainData, fit
@@ -149,21 +152,59 @@ def adam_by_hand(parameter: Tensor, gradients: list[Tensor], lr: float, beta1: l
     return p
 
 
-@pytest.mark.parametrize("flavour", [{}, {"foreach": True}, {"fused": True}], ids=["plain", "foreach", "fused"])
-def test_adam_follows_a_change_of_beta1(flavour: dict[str, bool]) -> None:
+def gradients_and_start() -> tuple[list[Tensor], Tensor]:
     generator = torch.Generator().manual_seed(0)
-    start = torch.randn(33, generator=generator)
-    gradients = [torch.randn(33, generator=generator) for _ in range(4)]
-    parameter = nn.Parameter(start.clone())
-    optimizer = torch.optim.Adam([parameter], lr=0.5, **flavour)
-    beta1 = [0.9, 0.9, 0.1, 0.1]
-    for gradient, b1 in zip(gradients, beta1, strict=True):
+    return [torch.randn(33, generator=generator) for _ in range(4)], torch.randn(33, generator=generator)
+
+
+BETA1 = [0.9, 0.9, 0.1, 0.1]
+
+
+@pytest.mark.parametrize("flavour", [{}, {"foreach": True}, {"fused": True}], ids=["plain", "foreach", "fused"])
+def test_adam_follows_a_change_of_beta1_as_every_adam_of_torch_does(flavour: dict[str, bool]) -> None:
+    gradients, start = gradients_and_start()
+    parameter, theirs = nn.Parameter(start.clone()), nn.Parameter(start.clone())
+    optimizer = FusedAdam([parameter])
+    torchs = torch.optim.Adam([theirs], lr=0.1, **flavour)
+    for gradient, beta1 in zip(gradients, BETA1, strict=True):
         parameter.grad = gradient.clone()
-        set_rates(optimizer, lr=0.1, beta1=b1)
-        optimizer.step()
-    torch.testing.assert_close(
-        parameter.detach().double(), adam_by_hand(start, gradients, 0.1, beta1), rtol=1e-5, atol=1e-6
+        theirs.grad = gradient.clone()
+        optimizer.step(lr=0.1, beta1=beta1)
+        torchs.param_groups[0]["betas"] = (beta1, 0.999)
+        torchs.step()
+    by_hand = adam_by_hand(start, gradients, 0.1, BETA1)
+    torch.testing.assert_close(parameter.detach().double(), by_hand, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(theirs.detach().double(), by_hand, rtol=1e-5, atol=1e-6)
+    if flavour == {"fused": True}:
+        assert torch.equal(parameter, theirs)
+
+
+@pytest.mark.parametrize("weight_decay", [0.0, 0.3])
+def test_the_optimisers_leave_alone_what_has_no_gradient(weight_decay: float) -> None:
+    gradients, start = gradients_and_start()
+    pairs = (
+        (FusedAdam, lambda parameters: torch.optim.Adam(parameters, 0.1, weight_decay=weight_decay, fused=True)),
+        (PlainSGD, lambda parameters: torch.optim.SGD(parameters, 0.1, weight_decay=weight_decay)),
     )
+    for mine, torchs in pairs:
+        ours, theirs = ([nn.Parameter(start.clone()) for _ in range(3)] for _ in range(2))
+        optimizer, expected = mine(ours, weight_decay=weight_decay), torchs(theirs)
+        for step, gradient in enumerate(gradients):
+            for side in (ours, theirs):
+                side[0].grad = gradient.clone()
+                side[1].grad = gradient.clone() if step % 2 else None
+            optimizer.step(lr=0.1, beta1=0.9)
+            expected.step()
+        assert same_bits(ours, theirs)
+        assert torch.equal(ours[2], start)
+        assert not torch.equal(ours[1], start)
+
+
+def test_a_run_does_not_import_the_compiler_of_torch() -> None:
+    """It takes a second; torch.optim.Adam would."""
+    code = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import engine_cases; engine_cases.run(epochs=1)"
+    code += "; sys.exit('torch._dynamo' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
 
 
 def test_the_published_recipe_lowers_beta1_where_the_decay_starts() -> None:

@@ -1,12 +1,13 @@
 """Two multi-layer perceptrons of one shape, trained on the CPU as if they were one network.
 
 A step of the paper's MNIST setting is almost nothing but the products of the first layers with their input, and Adam.
-Measured on two cores (batch 128, 784-256-10, half of the rows kept), three things save TODO of a step:
+Three things make it take little more than half of the time of two modules under autograd (MNIST, batch 128, half of the
+rows kept, two cores: 1.1 to 1.3 s an epoch against 2.1 to 2.5, on a machine with other work to do):
 
-- Each layer of both networks is one batched product, each core working on one network, whose weights stay in its cache.
-  One product for both ([128, 784] · [784, 512], by MKL) is as fast by itself, but leaves the caches such that Adam takes
-  three times as long after it.
-- The backward pass works on the rows that have a gradient, not on those that the method left out.
+- Each layer of both networks is one batched product, in which each core works on one network, whose weights stay in its
+  cache. One product for both, [128, 784] · [784, 512], is as fast by itself, but MKL leaves the caches such that Adam
+  takes three times as long after it: a third more for the step.
+- The backward pass works on the rows that have a gradient, not on those that the method left out: a fifth less.
 - Gradients are written into buffers that stay: no zeroing, no fresh pages, and the optimiser sees one flat tensor.
 
 The result is that of the plain modules but for the order of float32 sums. On CUDA the number of rows would have to

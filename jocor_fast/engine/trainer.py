@@ -14,7 +14,7 @@ from jocor_fast.engine import augment
 from jocor_fast.engine.epoch_log import EpochLog, EpochNumbers, read_at_once
 from jocor_fast.engine.evaluate import Accuracy, EvaluationSet, count_correct
 from jocor_fast.engine.networks import NetworkGroup, SeparateNetworks, probe_classes, start_training
-from jocor_fast.engine.optimizer import build_optimizer, set_rates
+from jocor_fast.engine.optimizer import build_optimizer
 from jocor_fast.engine.paired_mlp import PairedMLP
 from jocor_fast.engine.plan import EpochPlan
 from jocor_fast.engine.samples import EvalData, ResidentInputs, TrainData
@@ -97,7 +97,6 @@ class Trainer:
             Whether the epoch is complete. If not, `state_dict` holds the part that is.
         """
         log = self.log = self.log or self._start_log(plan)
-        set_rates(self.optimizer, lr=plan.lr, beta1=plan.beta1)
         samples, labels = log.order.split(plan.batch_size), self.labels[log.order].split(plan.batch_size)
         started = time.perf_counter()
         while log.step < plan.steps and not stop():
@@ -123,7 +122,7 @@ class Trainer:
             logits = self.group.logits(self.inputs.network_input(stored))
         outcome = self.method.loss(logits, labels, plan.num_keep)
         self.group.backward(outcome.loss)
-        self.optimizer.step()
+        self.optimizer.step(lr=plan.lr, beta1=plan.beta1)
         log.record(outcome)
 
     def _autocast(self) -> contextlib.AbstractContextManager[None]:
