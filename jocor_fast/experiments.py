@@ -117,7 +117,7 @@ class Experiment:
         dataset, noises, methods: the cells.
         settings: options of `jocor-fast train` for every run; whatever is not named is the default of `train`.
         seeds: how many seeds a cell gets (seeds 1, 2 …).
-        minutes: what the whole takes on two CPU cores, for the help text.
+        minutes: an upper bound of what the whole takes on two CPU cores, for the help text.
         threads: CPU threads that a run can make use of.
     """
 

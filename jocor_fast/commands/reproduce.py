@@ -30,7 +30,7 @@ HOW_TO_GO_ON = "the same command goes on where this one stopped"
 _EXPERIMENT_LINES = "\n".join(
     f"  {experiment.name:<8} {experiment.title}:\n"
     f"           {' and '.join(METHOD_TITLES[name] for name in experiment.methods)}, {experiment.seeds} seeds each, "
-    f"{experiment.minutes:g} minutes on two cores"
+    f"under {experiment.minutes:g} minutes on two cores"
     for experiment in EXPERIMENTS.values()
 )
 DESCRIPTION = f"""\
