@@ -109,7 +109,8 @@ inline CheckedPair check_pair(const Tensor& logits1, const Tensor& logits2, cons
   pair.label_stride = target.stride(0);
   pair.has_ignore_index = ignore_index.has_value();
   pair.ignore_index = ignore_index.value_or(0);
-  pair.co_lambda = co_lambda;
+  // a lambda so small that float32 makes it 0 is 0: a term without weight is not evaluated
+  pair.co_lambda = type != LogitType::float64 && static_cast<float>(co_lambda) == 0.0f ? 0.0 : co_lambda;
   return checked;
 }
 

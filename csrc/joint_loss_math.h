@@ -52,26 +52,35 @@ JF_INLINE T symmetric_kl_term(T p, T q, T delta) {
   return expected_log_ratio(p - q, delta);
 }
 
-// l = (1 - lambda) (CE1 + CE2) + lambda J. A term whose weight is 0 is not evaluated: it may be infinite. Lambda is a
-// double for any T: 1 - lambda would lose its digits where lambda, rounded to float32, is near 1.
-template <class T>
-JF_INLINE T combined_loss(T cross_entropy1, T cross_entropy2, T symmetric_kl, double co_lambda) {
-  const T supervised = co_lambda == 1.0 ? T(0) : static_cast<T>(1.0 - co_lambda) * (cross_entropy1 + cross_entropy2);
-  const T agreement = co_lambda == 0.0 ? T(0) : static_cast<T>(co_lambda) * symmetric_kl;
+// The weights of the two terms, 1 - lambda and lambda, from lambda as a double: 1 - lambda would lose its digits where
+// lambda, rounded to float32 first, is near 1.
+template <class Real>
+struct LossWeights {
+  JF_INLINE explicit LossWeights(double co_lambda)
+      : supervised(static_cast<Real>(1.0 - co_lambda)), agreement(static_cast<Real>(co_lambda)) {}
+  Real supervised, agreement;
+};
+
+// l = (1 - lambda) (CE1 + CE2) + lambda J. A term whose weight is 0 is not evaluated: it may be infinite.
+template <class Real>
+JF_INLINE Real combined_loss(Real cross_entropy1, Real cross_entropy2, Real symmetric_kl, LossWeights<Real> weights) {
+  const Real supervised =
+      weights.supervised == Real(0) ? Real(0) : weights.supervised * (cross_entropy1 + cross_entropy2);
+  const Real agreement = weights.agreement == Real(0) ? Real(0) : weights.agreement * symmetric_kl;
   return supervised + agreement;
 }
 
 // dl/dz1_j without its label's part: (1 - lambda) p_j + lambda (p_j (delta_j - KL(p || q)) + p_j - q_j). The label's
 // part, -(1 - lambda) at j = y, is `label_gradient`. dl/dz2_j is the same with p, q exchanged, -delta and KL(q || p).
 // At lambda = 0 it is p_j alone, and neither q nor delta may be looked at: callers leave this function out.
-template <class T, class Scalar>
-JF_INLINE T class_gradient(T p, T q, T delta, T kl12, Scalar co_lambda) {
-  return (Scalar(1) - co_lambda) * p + co_lambda * (expected_log_ratio(p, delta - kl12) + (p - q));
+template <class T, class Real>
+JF_INLINE T class_gradient(T p, T q, T delta, T kl12, LossWeights<Real> weights) {
+  return weights.supervised * p + weights.agreement * (expected_log_ratio(p, delta - kl12) + (p - q));
 }
 
-template <class Scalar>
-JF_INLINE Scalar label_gradient(Scalar co_lambda) {
-  return co_lambda - Scalar(1);
+template <class Real>
+JF_INLINE Real label_gradient(LossWeights<Real> weights) {
+  return -weights.supervised;
 }
 
 // How many of n rows a forget rate in [0, 1) keeps, at least one. The slack undoes the rounding of the rate itself:

@@ -201,7 +201,7 @@ JF_INLINE bool write_row(const RowParams& params, const Block<Logit>& block, int
     // log_sum - (z_y - max) and not lse - z_y: the large numbers leave before the small ones are added
     loss1 = block.log_sum1[r] - (logit_at(block.z1[r], label.value) - block.max1[r]);
     loss2 = block.log_sum2[r] - (logit_at(block.z2[r], label.value) - block.max2[r]);
-    joint = combined_loss(loss1, loss2, block.symmetric_kl[r], pair.co_lambda);
+    joint = combined_loss(loss1, loss2, block.symmetric_kl[r], LossWeights<Real>(pair.co_lambda));
   } else if (!label.ignored) {
     loss1 = loss2 = joint = std::numeric_limits<Real>::quiet_NaN();
   }
@@ -280,8 +280,8 @@ JF_INLINE void row_gradient(const LogitPair& pair, const Logit* z1, const Logit*
   using Index = typename Lanes<Real>::Index;
   typename Lanes<Real>::IndexVector lane_numbers{};
   for (int lane = 0; lane < Lanes<Real>::count; ++lane) lane_numbers[lane] = lane;
-  const Real co_lambda = static_cast<Real>(pair.co_lambda);
-  const V at_label = broadcast(label_gradient(co_lambda));
+  const LossWeights<Real> weights(pair.co_lambda);
+  const V at_label = broadcast(label_gradient(weights));
   const auto [max1, max2] = row_maxima(z1, z2, pair.classes);
 
   for_each_vector<Real>(pair.classes, [&](int64_t j, int n, auto whole) __attribute__((always_inline)) {
@@ -294,11 +294,11 @@ JF_INLINE void row_gradient(const LogitPair& pair, const Logit* z1, const Logit*
       const V log_q = (load_columns(z2, j, n, whole) - max2) - statistics.log_sum2;
       const V p = exp_nonpositive(log_p), q = exp_nonpositive(log_q), delta = log_p - log_q;
       if (gradient1 != nullptr) {
-        const V value = class_gradient(p, q, delta, broadcast(statistics.kl12), co_lambda) + label_part;
+        const V value = class_gradient(p, q, delta, broadcast(statistics.kl12), weights) + label_part;
         store_columns(gradient1, j, n, value * weight1, whole);
       }
       if (gradient2 != nullptr) {
-        const V value = class_gradient(q, p, -delta, broadcast(statistics.kl21), co_lambda) + label_part;
+        const V value = class_gradient(q, p, -delta, broadcast(statistics.kl21), weights) + label_part;
         store_columns(gradient2, j, n, value * weight2, whole);
       }
     } else {

@@ -81,7 +81,7 @@ __device__ __forceinline__ void write_gradients(const RowTask<Logit>& task, int6
                                                 const RealOf<Logit>* values1, const RealOf<Logit>* values2,
                                                 RealOf<Logit> max1, RealOf<Logit> max2) {
   using Real = RealOf<Logit>;
-  const Real co_lambda = static_cast<Real>(task.co_lambda);
+  const LossWeights<Real> weights(task.co_lambda);
   Real slopes1[N], slopes2[N];
 #pragma unroll
   for (int i = 0; i < N; ++i) {
@@ -89,11 +89,11 @@ __device__ __forceinline__ void write_gradients(const RowTask<Logit>& task, int6
     const Real log_p = (values1[i] - max1) - task.statistics.log_sum1;
     const Real log_q = (values2[i] - max2) - task.statistics.log_sum2;
     const Real p = exponential(log_p), q = exponential(log_q);
-    const Real label_part = column + i == task.label ? label_gradient(co_lambda) : Real(0);
+    const Real label_part = column + i == task.label ? label_gradient(weights) : Real(0);
     if (task.co_lambda != 0.0) {
       const Real delta = log_p - log_q;
-      slopes1[i] = class_gradient(p, q, delta, task.statistics.kl12, co_lambda) + label_part;
-      slopes2[i] = class_gradient(q, p, -delta, task.statistics.kl21, co_lambda) + label_part;
+      slopes1[i] = class_gradient(p, q, delta, task.statistics.kl12, weights) + label_part;
+      slopes2[i] = class_gradient(q, p, -delta, task.statistics.kl21, weights) + label_part;
     } else {
       slopes1[i] = p + label_part;
       slopes2[i] = q + label_part;

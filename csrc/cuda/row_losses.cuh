@@ -35,7 +35,7 @@ __device__ __forceinline__ void write_row(const RowParams& params, int64_t row, 
     // log_sum - (z_y - max) and not lse - z_y: the large numbers leave before the small ones are added
     loss1 = result.log_sum1 - (to_real(z1[label.value]) - result.max1);
     loss2 = result.log_sum2 - (to_real(z2[label.value]) - result.max2);
-    joint = combined_loss(loss1, loss2, result.symmetric_kl, params.pair.co_lambda);
+    joint = combined_loss(loss1, loss2, result.symmetric_kl, LossWeights<Real>(params.pair.co_lambda));
   } else if (!label.ignored) {
     loss1 = loss2 = joint = nan;
   }
