@@ -32,6 +32,8 @@ from jocor_fast.engine.errors import RunError
 from jocor_fast.engine.run import EpochEvent, Run, fit
 from jocor_fast.report import curves
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 CHECKPOINTS = ("checkpoint.pt", "checkpoint-previous.pt")
 
 
@@ -214,10 +216,7 @@ def process(output: Path, *, resume: bool = False) -> subprocess.Popen[str]:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_a_process_that_a_signal_ends_is_resumed_by_another(number: signal.Signals, tmp_path: Path) -> None:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
     whole = fit(settings(epochs=30), small_mlp, blobs(70), test=held_out(21))
-    torch.set_num_threads(threads)
     child = process(tmp_path)
     assert child.stdout is not None
     for _ in range(3):

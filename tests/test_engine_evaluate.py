@@ -11,6 +11,8 @@ from jocor_fast.engine.evaluate import EVALUATION_BATCH, Accuracy, EvaluationSet
 from jocor_fast.engine.networks import SeparateNetworks, evaluating
 from jocor_fast.engine.run import EvalData, TrainData, fit
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 CPU = torch.device("cpu")
 
 

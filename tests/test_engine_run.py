@@ -34,6 +34,8 @@ from jocor_fast.engine.plan import plan_epoch
 from jocor_fast.engine.run import EpochEvent, EvalData, TrainData, fit
 from jocor_fast.engine.settings import TrainSettings
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 FIELDS = [
     "epoch",
     "lr",

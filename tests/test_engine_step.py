@@ -202,8 +202,8 @@ def test_the_optimisers_leave_alone_what_has_no_gradient(weight_decay: float) ->
 
 def test_a_run_does_not_import_the_compiler_of_torch() -> None:
     """It takes a second; torch.optim.Adam would."""
-    code = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import engine_cases; engine_cases.run(epochs=1)"
-    code += "; sys.exit('torch._dynamo' in sys.modules)"
+    code = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import engine_cases"
+    code += "; engine_cases.run(epochs=1); sys.exit('torch._dynamo' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
 
 
@@ -282,6 +282,7 @@ def test_the_watch_for_waiting_operators_sees_one() -> None:
     assert {"aten::_local_scalar_dense", "aten::nonzero"} <= calls.names & WAITING
 
 
+@pytest.mark.usefixtures("one_thread")
 def test_bfloat16_trains_and_keeps_float32_weights() -> None:
     result, exact = (
         run(small_tanh, data=blobs(400), precision=precision, epochs=10) for precision in ("bfloat16", "float32")

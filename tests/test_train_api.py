@@ -15,7 +15,19 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 import jocor_fast as jf
-from engine_cases import CLASSES, blobs, held_out, pair_of, same_bits, small_cnn, small_mlp, small_tanh, without_timings
+from engine_cases import (
+    CLASSES,
+    blobs,
+    held_out,
+    pair_of,
+    same_bits,
+    small_cnn,
+    small_mlp,
+    small_tanh,
+    without_timings,
+)
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 QUICK: dict[str, Any] = {"forget_rate": 0.4, "epochs": 3, "ramp_epochs": 2, "batch_size": 16, "device": "cpu"}
 
