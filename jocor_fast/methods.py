@@ -57,7 +57,8 @@ class Standard:
         pass
 
     def loss(self, logits: tuple[Tensor, ...], labels: Tensor, num_keep: int) -> StepLoss:
-        per_sample = F.cross_entropy(logits[0], labels, reduction="none")
+        accurate = logits[0].to(torch.promote_types(logits[0].dtype, torch.float32))  # no statistics in half precision
+        per_sample = F.cross_entropy(accurate, labels, reduction="none")
         everything = torch.ones_like(labels, dtype=torch.bool)
         return StepLoss(per_sample.mean(), (everything,), (~per_sample.detach().isfinite()).sum())
 

@@ -271,6 +271,7 @@ def test_a_damaged_checkpoint_falls_back_to_the_previous(damage: Callable[[Path]
         warnings.simplefilter("always")
         with pytest.raises(Killed):
             train("paired", tmp_path, resume=True, on_epoch=killed_after(3))
+    assert (tmp_path / "checkpoint-damaged.pt").exists() == there
     said = [
         str(warning.message)
         for warning in caught
@@ -293,6 +294,15 @@ def test_two_damaged_checkpoints_end_in_a_sentence_and_stay(tmp_path: Path) -> N
     ):
         train("paired", tmp_path, resume=True)
     assert contents(tmp_path) == before
+
+
+def test_a_checkpoint_that_cannot_be_read_is_not_taken_for_damaged(tmp_path: Path) -> None:
+    with pytest.raises(Killed):
+        train("paired", tmp_path, on_epoch=killed_after(3))
+    (tmp_path / "checkpoint.pt").rename(tmp_path / "kept")
+    (tmp_path / "checkpoint.pt").mkdir()
+    with pytest.raises(RunError, match=r"output: .*checkpoint.pt cannot be read \(Is a directory\)"):
+        train("paired", tmp_path, resume=True)
 
 
 def test_the_metrics_after_the_checkpoint_are_removed_first(tmp_path: Path) -> None:

@@ -126,6 +126,12 @@ def with_gradient_hook() -> nn.Sequential:
     return network
 
 
+def with_own_forward() -> nn.Sequential:
+    network = deep_mlp()
+    network[2].forward = torch.sigmoid
+    return network
+
+
 def with_shared_layer() -> nn.Sequential:
     square = nn.Linear(6, 6)
     return nn.Sequential(square, nn.ReLU(), square, nn.ReLU(), nn.Linear(6, CLASSES))
@@ -154,6 +160,7 @@ OTHERS: dict[str, Callable[[], nn.Module]] = {
     "own module": lambda: nn.ModuleDict({"a": deep_mlp()}),
     "hook": with_hook,
     "gradient hook": with_gradient_hook,
+    "own forward": with_own_forward,
     "shared layer": with_shared_layer,
     "pruned": pruned,
     "weight norm": normed,

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from engine_cases import (
+    CLASSES,
     blobs,
     pair_of,
     parameters,
@@ -31,6 +32,7 @@ from jocor_fast.engine.optimizer import FusedAdam, PlainSGD
 from jocor_fast.engine.paired_mlp import PairedMLP
 from jocor_fast.engine.plan import plan_epoch
 from jocor_fast.engine.run import TrainData, fit
+from jocor_fast.methods import Standard
 from jocor_fast.models import cnn, mlp
 
 SEED = 5
@@ -291,6 +293,16 @@ def test_bfloat16_trains_and_keeps_float32_weights() -> None:
     assert not same_bits(parameters(result.networks), parameters(exact.networks))
     assert exact.metrics[-1]["test_accuracy"] > 0.9
     assert result.metrics[-1]["test_accuracy"] > 0.9
+
+
+def test_cross_entropy_of_half_precision_logits_is_computed_in_float32() -> None:
+    logits = torch.randn(16, CLASSES, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)
+    labels = torch.arange(16) % CLASSES
+    loss = Standard(settings(method="standard")).loss((logits,), labels, 16).loss
+    assert loss.dtype == torch.float32
+    assert loss.item() == pytest.approx(F.cross_entropy(logits.double(), labels).item(), rel=1e-6)
+    double = Standard(settings(method="standard")).loss((logits.double(),), labels, 16).loss
+    assert double.dtype == torch.float64
 
 
 def test_a_frozen_parameter_stays_as_it_is() -> None:

@@ -19,6 +19,7 @@ from jocor_fast.engine.errors import RunError
 
 CONFIG, METRICS, SUMMARY, CURVES = "config.json", "metrics.jsonl", "summary.json", "curves.png"
 CHECKPOINT, PREVIOUS_CHECKPOINT, BEST = "checkpoint.pt", "checkpoint-previous.pt", "best.pt"
+DAMAGED_CHECKPOINT = "checkpoint-damaged.pt"
 _OF_A_RUN = (CONFIG, METRICS, SUMMARY, CHECKPOINT, PREVIOUS_CHECKPOINT, BEST)
 
 
@@ -35,6 +36,7 @@ class RunFolder:
             self.path.mkdir(parents=True, exist_ok=True)
 
     def holds_a_run(self) -> bool:
+        """Whether one has been started here."""
         return any((self.path / name).exists() for name in _OF_A_RUN)
 
     def clear(self) -> None:
@@ -66,6 +68,7 @@ class RunFolder:
             file.write(_json_line(line))
 
     def write_best(self, content: Mapping[str, Any]) -> None:
+        """Write best.pt."""
         self._replace(BEST, _serialized(content))
 
     def write_checkpoint(self, content: Mapping[str, Any]) -> None:
@@ -82,11 +85,11 @@ class RunFolder:
     def read_checkpoint(self) -> dict[str, Any] | None:
         """The latest whole checkpoint, on the CPU; None where there never was one.
 
-        A damaged checkpoint.pt is removed where checkpoint-previous.pt is whole, with a warning: left there, it would
-        become the previous one of the next checkpoint.
+        Where checkpoint.pt is damaged and checkpoint-previous.pt is whole, the first is put aside, with a warning: left
+        there, it would take the place of the second when the next checkpoint is written.
 
         Raises:
-            RunError: there are checkpoints, and all are damaged.
+            RunError: there are checkpoints, and all are damaged, or one cannot be read.
         """
         damaged = []
         for path in (self.path / CHECKPOINT, self.path / PREVIOUS_CHECKPOINT):
@@ -94,13 +97,21 @@ class RunFolder:
                 continue
             try:
                 content = _deserialized(path.read_bytes())
+            except OSError as error:
+                raise RunError(f"output: {path} cannot be read ({error.strerror or error})") from error
+            except MemoryError:
+                raise
             except Exception as error:  # a broken file makes zipfile, pickle and torch raise errors of every class
                 damaged.append(f"{path.name} ({type(error).__name__})")
                 continue
             if damaged:
-                warnings.warn(f"{self.path / CHECKPOINT} is damaged: going on from {path.name}", stacklevel=2)
-                with self._writing(CHECKPOINT):
-                    (self.path / CHECKPOINT).unlink()
+                aside = self.path / DAMAGED_CHECKPOINT
+                warnings.warn(
+                    f"{self.path / CHECKPOINT} is damaged: going on from {path.name}, it is kept as {aside.name}",
+                    stacklevel=2,
+                )
+                with self._writing(DAMAGED_CHECKPOINT):
+                    os.replace(self.path / CHECKPOINT, aside)
             return content
         if damaged:
             raise RunError(
@@ -142,6 +153,12 @@ def _flush_names(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def plain(content: Mapping[str, Any]) -> dict[str, Any]:
+    """The content as JSON would give it back; a TypeError where it holds what JSON has no form for."""
+    result: dict[str, Any] = json.loads(json.dumps(finite_or_none(content)))
+    return result
 
 
 def finite_or_none(value: Any) -> Any:

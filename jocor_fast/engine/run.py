@@ -12,7 +12,7 @@ from torch import nn
 
 from jocor_fast.engine.environment import describe_environment, resolve_device, seeded_generators
 from jocor_fast.engine.errors import RunError
-from jocor_fast.engine.folder import CONFIG, SUMMARY, RunFolder
+from jocor_fast.engine.folder import CONFIG, SUMMARY, RunFolder, plain
 from jocor_fast.engine.interrupt import EXIT_CODE, TerminationRequest
 from jocor_fast.engine.networks import NetworkSource, build_networks
 from jocor_fast.engine.plan import plan_epoch
@@ -41,7 +41,7 @@ class EpochEvent:
     metrics: Metrics
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Run:
     """What a run leaves behind.
 
@@ -139,12 +139,14 @@ class _Session:
             "settings": {**self.settings.as_dict(), **self.extra_config.get("settings", {})},
             "sources": {**self.settings.sources(), **self.extra_config.get("sources", {})},
         }
-        # What must be equal for a run to be resumed, as its checkpoints hold it.
-        self.identity = {
-            **self.config["settings"],
-            "device": self.trainer.device.type,
-            "training labels": f"{len(self.trainer.labels)} with checksum {self.labels_checksum:08x}",
-        }
+        # What must be equal for a run to be resumed, in the plain types that checkpoints hold.
+        self.identity = plain(
+            {
+                **self.config["settings"],
+                "device": self.trainer.device.type,
+                "training labels": f"{len(self.trainer.labels)} with checksum {self.labels_checksum:08x}",
+            }
+        )
 
     def run(self, *, resume: bool) -> Run:
         """Start afresh or go on, and train to the end."""

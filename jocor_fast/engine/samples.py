@@ -10,7 +10,7 @@ from torch import Tensor
 from jocor_fast import arguments
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class EvalData:
     """What is evaluated on.
 
@@ -34,7 +34,7 @@ class EvalData:
         arguments.as_real("input_scale", self.input_scale)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class TrainData:
     """What is trained on: N samples; sample i keeps its number i through every shuffling.
 
