@@ -61,23 +61,21 @@ std::tuple<Tensor, Tensor> backward_of_logits(AutogradContext* ctx, const Tensor
   return {needs1 ? grad1 : Tensor(), needs2 ? grad2 : Tensor()};
 }
 
+// Only the loss is an output of the function, for each output costs autograd its bookkeeping: `result` was computed
+// before, below autograd.
 struct JocorLoss : torch::autograd::Function<JocorLoss> {
   static variable_list forward(AutogradContext* ctx, const Tensor& logits1, const Tensor& logits2, const Tensor& target,
-                               double co_lambda, std::optional<double> forget_rate,
-                               const std::optional<c10::SymInt>& num_keep, const std::optional<Tensor>& num_keep_tensor,
-                               std::optional<int64_t> ignore_index) {
-    auto [loss, per_sample, selected, num_selected, num_nonfinite, statistics] =
-        call_jocor_loss(logits1, logits2, target, co_lambda, forget_rate, num_keep, num_keep_tensor, ignore_index);
+                               double co_lambda, std::optional<int64_t> ignore_index, const JocorLossResult& result) {
+    const auto& [loss, per_sample, selected, num_selected, num_nonfinite, statistics] = result;
     ctx->save_for_backward({logits1, logits2, target, statistics, selected, num_selected});
-    ctx->mark_non_differentiable({per_sample, selected, num_selected, num_nonfinite, statistics});
     save_settings(ctx, co_lambda, ignore_index);
-    return {loss, per_sample, selected, num_selected, num_nonfinite, statistics};
+    return {loss};
   }
 
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
     const auto saved = ctx->get_saved_variables();
     auto [grad1, grad2] = backward_of_logits(ctx, grads[0], saved, saved[3], {saved[4], saved[5]});
-    return {grad1, grad2, Tensor(), Tensor(), Tensor(), Tensor(), Tensor(), Tensor()};
+    return {grad1, grad2, Tensor(), Tensor(), Tensor(), Tensor()};
   }
 };
 
@@ -114,12 +112,12 @@ JocorLossResult jocor_loss_autograd(const Tensor& logits1, const Tensor& logits2
                                     std::optional<int64_t> ignore_index) {
   check_beside(logits2, "logits2", logits1, "logits1");
   check_beside(target, "target", logits1, "logits1");
-  if (!any_needs_gradient(logits1, logits2)) {
-    return call_jocor_loss(logits1, logits2, target, co_lambda, forget_rate, num_keep, num_keep_tensor, ignore_index);
+  auto result =
+      call_jocor_loss(logits1, logits2, target, co_lambda, forget_rate, num_keep, num_keep_tensor, ignore_index);
+  if (any_needs_gradient(logits1, logits2)) {
+    std::get<0>(result) = JocorLoss::apply(logits1, logits2, target, co_lambda, ignore_index, result)[0];
   }
-  auto out =
-      JocorLoss::apply(logits1, logits2, target, co_lambda, forget_rate, num_keep, num_keep_tensor, ignore_index);
-  return {out[0], out[1], out[2], out[3], out[4], out[5]};
+  return result;
 }
 
 std::tuple<Tensor, Tensor> joint_loss_autograd(const Tensor& logits1, const Tensor& logits2, const Tensor& target,
