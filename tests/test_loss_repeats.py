@@ -105,8 +105,9 @@ def test_an_invalid_label_is_found_on_any_thread(loss, device):
     for row in (0, 29_999, 30_000, 59_999):
         wrong = target.clone()
         wrong[row:] = 3
-        with threads(2), pytest.raises(ValueError, match=rf"target\[{row}\].*3"):
-            loss.joint_loss(z1, z2, wrong)
+        for _ in range(20):  # whichever thread is the last to meet one
+            with threads(2), pytest.raises(ValueError, match=rf"target\[{row}\].*3"):
+                loss.joint_loss(z1, z2, wrong)
     with threads(2):  # and the library works on afterwards
         assert loss.joint_loss(z1, z2, target).isfinite().all()
 
