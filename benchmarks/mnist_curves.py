@@ -2,9 +2,12 @@
 
     python benchmarks/mnist_curves.py [FOLDER]
 
-FOLDER (default: benchmarks/results/mnist-symmetric-0.5) holds a run's metrics.jsonl in a folder for each recipe, made by
-`jocor-fast train --dataset mnist --noise symmetric --noise-rate 0.5 --co-lambda 0.95 --epochs 200 --seed 1 --noise-seed 1
---recipe paper|published --output RUN`. Writes FOLDER/curves.png.
+FOLDER (default: benchmarks/results/mnist-symmetric-0.5) holds a run's metrics.jsonl in a folder for each recipe:
+
+    jocor-fast train --dataset mnist --noise symmetric --noise-rate 0.5 --co-lambda 0.95 --epochs 200
+        --seed 1 --noise-seed 1 --recipe paper|published --output RUN
+
+Writes FOLDER/curves.png.
 """
 
 from __future__ import annotations

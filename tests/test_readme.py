@@ -10,6 +10,8 @@ import pytest
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 EXAMPLES = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+PROSE = re.sub(r"```.*?```", "", README, flags=re.DOTALL)
+LINKS = sorted(set(re.findall(r"\]\((?!https?:)([^)#]+)\)", PROSE)))
 
 
 def test_the_readme_has_the_loop_and_the_trainer() -> None:
@@ -25,6 +27,6 @@ def test_an_example_runs(example: str, tmp_path: Path, monkeypatch: pytest.Monke
     assert "jf" in names
 
 
-@pytest.mark.parametrize("link", sorted(set(re.findall(r"\]\((?!https?:)([^)#]+)\)", README))))
+@pytest.mark.parametrize("link", LINKS)
 def test_a_file_that_the_readme_points_to_exists(link: str) -> None:
     assert (ROOT / link).exists()
