@@ -22,15 +22,15 @@ struct RowTask {
   Real weight1, weight2;
   RowStatistics<Real> statistics;
   int64_t label;
-  double co_lambda;
+  LossWeights<RealOf<Logit>> weights = LossWeights<RealOf<Logit>>(0.0);
 
   // Each network's gradient needs the other's logits where the divergence has a weight, and only there: at lambda = 0
   // they may be anything.
   __device__ __forceinline__ bool reads1() const {
-    return gradient1 != nullptr || (co_lambda != 0.0 && gradient2 != nullptr);
+    return gradient1 != nullptr || (weights.agreement != 0 && gradient2 != nullptr);
   }
   __device__ __forceinline__ bool reads2() const {
-    return gradient2 != nullptr || (co_lambda != 0.0 && gradient1 != nullptr);
+    return gradient2 != nullptr || (weights.agreement != 0 && gradient1 != nullptr);
   }
 };
 
@@ -56,7 +56,7 @@ __device__ __forceinline__ RowTask<Logit> begin_row(const GradientParams& params
   RowTask<Logit> task{};
   task.statistics = static_cast<const RowStatistics<Real>*>(params.statistics)[row];
   task.label = label.value;
-  task.co_lambda = pair.co_lambda;
+  task.weights = LossWeights<Real>(pair.co_lambda);
   if (params.grad1 != nullptr) task.gradient1 = static_cast<Logit*>(params.grad1) + row * pair.classes;
   if (params.grad2 != nullptr) task.gradient2 = static_cast<Logit*>(params.grad2) + row * pair.classes;
   const bool trains =
@@ -81,7 +81,6 @@ __device__ __forceinline__ void write_gradients(const RowTask<Logit>& task, int6
                                                 const RealOf<Logit>* values1, const RealOf<Logit>* values2,
                                                 RealOf<Logit> max1, RealOf<Logit> max2) {
   using Real = RealOf<Logit>;
-  const LossWeights<Real> weights(task.co_lambda);
   Real slopes1[N], slopes2[N];
 #pragma unroll
   for (int i = 0; i < N; ++i) {
@@ -89,11 +88,11 @@ __device__ __forceinline__ void write_gradients(const RowTask<Logit>& task, int6
     const Real log_p = (values1[i] - max1) - task.statistics.log_sum1;
     const Real log_q = (values2[i] - max2) - task.statistics.log_sum2;
     const Real p = exponential(log_p), q = exponential(log_q);
-    const Real label_part = column + i == task.label ? label_gradient(weights) : Real(0);
-    if (task.co_lambda != 0.0) {
+    const Real label_part = column + i == task.label ? label_gradient(task.weights) : Real(0);
+    if (task.weights.agreement != 0) {
       const Real delta = log_p - log_q;
-      slopes1[i] = class_gradient(p, q, delta, task.statistics.kl12, weights) + label_part;
-      slopes2[i] = class_gradient(q, p, -delta, task.statistics.kl21, weights) + label_part;
+      slopes1[i] = class_gradient(p, q, delta, task.statistics.kl12, task.weights) + label_part;
+      slopes2[i] = class_gradient(q, p, -delta, task.statistics.kl21, task.weights) + label_part;
     } else {
       slopes1[i] = p + label_part;
       slopes2[i] = q + label_part;
@@ -139,7 +138,7 @@ __global__ void __launch_bounds__(kRowMappings[mapping_index].threads)
 }
 
 template <class Logit, int N>
-__global__ void __launch_bounds__(kBlockRowThreads)
+__global__ void __launch_bounds__(kBlockRowThreads, kGradientBlocks)
     row_gradients_by_block(const __grid_constant__ GradientParams params) {
   using Real = RealOf<Logit>;
   __shared__ Real scratch[2 * kMaxWarps];

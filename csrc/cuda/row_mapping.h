@@ -26,6 +26,7 @@ constexpr RowMapping kRowMappings[] = {
 };
 constexpr int kMappings = sizeof(kRowMappings) / sizeof(kRowMappings[0]);
 constexpr int kBlockRowThreads = 256;  // of a block that loops over one row
+constexpr int kGradientBlocks = 4;  // of them at once, of the gradient: 64 registers a thread, for at 40 float32 spills
 
 // Bytes of one network's logits, as they are computed, that a lane may hold: what 32 float32 take. For float64 the last
 // line of the table is over it, and such rows are looped over.
