@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -32,12 +32,25 @@ def batches(draw, elements, max_rows=70, max_classes=70):
     return torch.from_numpy(logits[:, 0].copy()), torch.from_numpy(logits[:, 1].copy()), torch.from_numpy(target)
 
 
+def a_ruled_out_class_is_about_to_underflow(z1: torch.Tensor, z2: torch.Tensor) -> bool:
+    """A class that is -inf in one network and so improbable in the other that float32 may or may not make it 0.
+
+    At 0 the class counts as ruled out by both and the loss is finite, else it is infinite; float64 cannot tell which.
+    """
+    for masked, other in ((z1, z2), (z2, z1)):
+        log_probability = torch.log_softmax(other.detach().double(), 1)
+        if (masked.isneginf() & ~other.isneginf() & (log_probability < -80)).any():
+            return True
+    return False
+
+
 CO_LAMBDAS = st.sampled_from([0.0, 0.9, 1.0]) | st.floats(1e-9, 1)
 
 
 @everywhere
 @given(batch=batches(ORDINARY | EXTREME | BROKEN), co_lambda=CO_LAMBDAS, forget_rate=st.floats(0, 1, exclude_max=True))
 def test_mean_and_gradients(loss, device, batch, co_lambda, forget_rate):
+    assume(not a_ruled_out_class_is_about_to_underflow(*batch[:2]))
     z1, z2, target = (x.to(device) for x in batch)
     z1, z2 = z1.requires_grad_(), z2.requires_grad_()
     out = loss.jocor_loss(z1, z2, target, co_lambda=co_lambda, forget_rate=forget_rate, ignore_index=-100)
