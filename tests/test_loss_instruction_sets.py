@@ -16,7 +16,10 @@ TESTS = Path(__file__).parent
 IN_USE = jocor_fast.build_info()["cpu_instruction_sets"][0]
 WIDTHS = ["portable", "avx2", "avx512"]
 # Tests whose arithmetic differs between instruction sets.
-NUMBERS = "vector_width or long_rows or tiny_and_large or layout_in or far_from_zero or rounded_once or masked_in"
+NUMBERS = (
+    "vector_width or long_rows or tiny_and_large or layout_in or far_from_zero or rounded_once"
+    " or masked_in or underflows or non_finite_logit"
+)
 RUN = """
 import sys
 import jocor_fast, pytest
