@@ -10,7 +10,6 @@ namespace jocor_fast {
 namespace {
 
 using torch::autograd::AutogradContext;
-using torch::autograd::Variable;
 using torch::autograd::variable_list;
 
 // Below autograd, through the dispatcher: torch.compile traces these calls.
@@ -19,14 +18,10 @@ auto operator_handle(const char* name) {
   return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
 }
 
-using JocorLossSignature = JocorLossResult(const Tensor&, const Tensor&, const Tensor&, double, std::optional<double>,
-                                           std::optional<c10::SymInt>, const std::optional<Tensor>&,
-                                           std::optional<int64_t>);
-
 JocorLossResult call_jocor_loss(const Tensor& logits1, const Tensor& logits2, const Tensor& target, double co_lambda,
                                 std::optional<double> forget_rate, const std::optional<c10::SymInt>& num_keep,
                                 const std::optional<Tensor>& num_keep_tensor, std::optional<int64_t> ignore_index) {
-  static const auto op = operator_handle<JocorLossSignature>("jocor_fast::jocor_loss");
+  static const auto op = operator_handle<JocorLossOperator>("jocor_fast::jocor_loss");
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   return op.call(logits1, logits2, target, co_lambda, forget_rate, num_keep, num_keep_tensor, ignore_index);
 }

@@ -70,12 +70,22 @@ JF_INLINE Real combined_loss(Real cross_entropy1, Real cross_entropy2, Real symm
   return supervised + agreement;
 }
 
+// delta_j for the gradient, and 0 where it is not finite. Only rows with a finite loss have a gradient, and in those
+// such a class had probability 0 when the loss was computed: computed once more, a probability of the smallest numbers
+// may come out above 0, and would make the gradient infinite.
+template <class T>
+JF_INLINE T finite_log_ratio(T log_p, T log_q) {
+  const T delta = log_p - log_q;
+  return delta - delta == T{} ? delta : T{};
+}
+
 // dl/dz1_j without its label's part: (1 - lambda) p_j + lambda (p_j (delta_j - KL(p || q)) + p_j - q_j). The label's
 // part, -(1 - lambda) at j = y, is `label_gradient`. dl/dz2_j is the same with p, q exchanged, -delta and KL(q || p).
-// At lambda = 0 it is p_j alone, and neither q nor delta may be looked at: callers leave this function out.
+// delta is finite. At lambda = 0 it is p_j alone, and neither q nor delta may be looked at: callers leave this function
+// out.
 template <class T, class Real>
 JF_INLINE T class_gradient(T p, T q, T delta, T kl12, LossWeights<Real> weights) {
-  return weights.supervised * p + weights.agreement * (expected_log_ratio(p, delta - kl12) + (p - q));
+  return weights.supervised * p + weights.agreement * (p * (delta - kl12) + (p - q));
 }
 
 template <class Real>
@@ -83,12 +93,22 @@ JF_INLINE Real label_gradient(LossWeights<Real> weights) {
   return -weights.supervised;
 }
 
+// a * b, rounded: never fused with the addition that follows. num_keep must be the same number on every device.
+JF_INLINE double rounded_product(double a, double b) {
+#if defined(__CUDA_ARCH__)
+  return __dmul_rn(a, b);
+#else
+  const volatile double product = a * b;
+  return product;
+#endif
+}
+
 // How many of n rows a forget rate in [0, 1) keeps, at least one. The slack undoes the rounding of the rate itself:
 // 0.3 of 10 rows keeps seven, though (1 - 0.3) * 10 is not 7 in binary.
 JF_INLINE int64_t num_keep(int64_t n, double forget_rate, bool round_up) {
   if (n <= 0) return 0;
-  const double exact = (1.0 - forget_rate) * static_cast<double>(n);
-  const double slack = 1e-9 * static_cast<double>(n);
+  const double exact = rounded_product(1.0 - forget_rate, static_cast<double>(n));
+  const double slack = rounded_product(1e-9, static_cast<double>(n));
   const int64_t k = static_cast<int64_t>(round_up ? ceil(exact - slack) : floor(exact + slack));
   return k < 1 ? 1 : (k > n ? n : k);
 }

@@ -15,11 +15,9 @@ namespace {
 auto jocor_loss_eager(const at::Tensor& logits1, const at::Tensor& logits2, const at::Tensor& target, double co_lambda,
                       std::optional<double> forget_rate, std::optional<int64_t> num_keep,
                       const std::optional<at::Tensor>& num_keep_tensor, std::optional<int64_t> ignore_index) {
-  using Signature = jocor_fast::JocorLossResult(const at::Tensor&, const at::Tensor&, const at::Tensor&, double,
-                                                std::optional<double>, std::optional<c10::SymInt>,
-                                                const std::optional<at::Tensor>&, std::optional<int64_t>);
-  static const auto op =
-      c10::Dispatcher::singleton().findSchemaOrThrow("jocor_fast::jocor_loss", "").typed<Signature>();
+  static const auto op = c10::Dispatcher::singleton()
+                             .findSchemaOrThrow("jocor_fast::jocor_loss", "")
+                             .typed<jocor_fast::JocorLossOperator>();
   auto [loss, per_sample, selected, num_selected, num_nonfinite, statistics] =
       op.call(logits1, logits2, target, co_lambda, forget_rate, num_keep, num_keep_tensor, ignore_index);
   return std::make_tuple(loss, per_sample, selected, num_selected, num_nonfinite);

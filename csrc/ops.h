@@ -16,6 +16,11 @@ JocorLossResult jocor_loss(const Tensor& logits1, const Tensor& logits2, const T
                            std::optional<double> forget_rate, std::optional<int64_t> num_keep,
                            const std::optional<Tensor>& num_keep_tensor, std::optional<int64_t> ignore_index);
 
+// The same as the dispatcher calls it: num_keep may be a symbol while torch.compile traces.
+using JocorLossOperator = JocorLossResult(const Tensor&, const Tensor&, const Tensor&, double, std::optional<double>,
+                                          std::optional<c10::SymInt>, const std::optional<Tensor>&,
+                                          std::optional<int64_t>);
+
 // -> per_sample [B], statistics [B, 4]
 std::tuple<Tensor, Tensor> joint_loss(const Tensor& logits1, const Tensor& logits2, const Tensor& target,
                                       double co_lambda, std::optional<int64_t> ignore_index);

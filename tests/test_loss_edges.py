@@ -120,6 +120,21 @@ def test_row_with_every_class_masked_is_not_finite(loss, device, classes):
 
 
 @everywhere
+def test_gradient_is_finite_where_a_masked_class_is_about_to_underflow(loss, device):
+    """Class 2 is masked in network 1; in network 2 its probability lies around the smallest float32.
+
+    Whether it is 0 decides whether the loss is finite. The gradient computes it once more, by another way.
+    """
+    logits = torch.arange(-106.0, -86.0, 1 / 128)
+    z2 = torch.stack([torch.zeros_like(logits), torch.zeros_like(logits), logits], 1).to(device)
+    z1 = torch.tensor([0.0, 1.0, -INF], device=device).repeat(len(logits), 1)
+    target = torch.zeros(len(logits), dtype=torch.int64, device=device)
+    losses, *_ = losses_and_gradients(loss, z1.requires_grad_(), z2.requires_grad_(), target, co_lambda=0.9)
+    assert losses.isfinite().any()
+    assert losses.isinf().any()
+
+
+@everywhere
 @pytest.mark.parametrize("classes", [3, 16, 17, 100])
 def test_probability_that_underflows_is_not_a_masked_class(loss, device, classes):
     """p_j = 0 beside a finite log p_j: the loss stays finite however small p_j is in one network or in both."""

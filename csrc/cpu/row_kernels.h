@@ -292,7 +292,7 @@ JF_INLINE void row_gradient(const LogitPair& pair, const Logit* z1, const Logit*
     if constexpr (kWithKl) {
       const V log_p = (load_columns(z1, j, n, whole) - max1) - statistics.log_sum1;
       const V log_q = (load_columns(z2, j, n, whole) - max2) - statistics.log_sum2;
-      const V p = exp_nonpositive(log_p), q = exp_nonpositive(log_q), delta = log_p - log_q;
+      const V p = exp_nonpositive(log_p), q = exp_nonpositive(log_q), delta = finite_log_ratio(log_p, log_q);
       if (gradient1 != nullptr) {
         const V value = class_gradient(p, q, delta, broadcast(statistics.kl12), weights) + label_part;
         store_columns(gradient1, j, n, value * weight1, whole);

@@ -100,12 +100,13 @@ JF_INLINE Real max_of_lanes(Vector<Real> v) {
                                           [](auto a, auto b) __attribute__((always_inline)) { return larger(a, b); });
 }
 
-// --- exp(x) for x <= 0 (or NaN), 1 ulp near 0; what comes under the smallest normal number may be 0
-// -------------------
+// --- exp(x) for x <= 0 (or NaN), 1 ulp near 0
+// -------------------------------------------------------------------------
 
-// exp(x) = 2^n exp(r), n = round(x / ln 2), r = x - n ln 2. ln 2 in one part: n times what it lacks is 3e-7 of a result
-// near the smallest number, and less than half an ulp of one that a sum with 1 can notice.
-// exp(r) = 1 + r (1 + r g(r)); g fitted on |r| <= ln 2 / 2 for the least largest relative error, 3.1e-9.
+// Results under the smallest normal number may be 0. exp(x) = 2^n exp(r), n = round(x / ln 2), r = x - n ln 2. ln 2 in
+// one part: n times what it lacks is 3e-7 of a result near the smallest number, and less than half an ulp of one that a
+// sum with 1 can notice. exp(r) = 1 + r (1 + r g(r)); g fitted on |r| <= ln 2 / 2 for the least largest relative
+// error, 3.1e-9.
 JF_INLINE Vector<float> exp_reduced(Vector<float> r) {
   Vector<float> g = broadcast(1.3813539988e-03f);
   g = g * r + 8.3687451164e-03f;
@@ -119,7 +120,7 @@ JF_INLINE Vector<float> exp_reduced(Vector<float> r) {
 JF_INLINE Vector<float> exp_nonpositive(Vector<float> x) {
   const float log2_e = 1.44269504f, ln_2 = 0.693147181f;
 #if defined(JF_ISA_AVX512)
-  // vscalefps takes n as it is and rounds to 0 where it must: 11 instructions, where the way below takes 17
+  // vscalefps takes n as it is and rounds to 0 where it must: fewer instructions than the way below
   const __m512 lowest = _mm512_set1_ps(-105.0f);                                    // exp of it rounds to 0
   const __m512 clamped = _mm512_maskz_max_ps(0xffff, lowest, bit_cast<__m512>(x));  // in this order a NaN stays
   const __m512 n = _mm512_maskz_roundscale_ps(0xffff, clamped * log2_e, _MM_FROUND_TO_NEAREST_INT);

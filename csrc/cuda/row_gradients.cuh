@@ -90,7 +90,7 @@ __device__ __forceinline__ void write_gradients(const RowTask<Logit>& task, int6
     const Real p = exponential(log_p), q = exponential(log_q);
     const Real label_part = column + i == task.label ? label_gradient(task.weights) : Real(0);
     if (task.weights.agreement != 0) {
-      const Real delta = log_p - log_q;
+      const Real delta = finite_log_ratio(log_p, log_q);
       slopes1[i] = class_gradient(p, q, delta, task.statistics.kl12, task.weights) + label_part;
       slopes2[i] = class_gradient(q, p, -delta, task.statistics.kl21, task.weights) + label_part;
     } else {

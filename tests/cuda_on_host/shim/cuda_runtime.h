@@ -140,6 +140,7 @@ inline unsigned atomicAdd(unsigned* counter, unsigned value) { return cuda_on_ho
 
 inline int __ffs(unsigned bits) { return __builtin_ffs(static_cast<int>(bits)); }
 inline int __popc(unsigned bits) { return __builtin_popcount(bits); }
+inline double __dmul_rn(double a, double b) { return a * b; }  // the host fuses nothing without -mfma
 inline float __int_as_float(int bits) { return cuda_on_host::value_of<float>(static_cast<uint32_t>(bits)); }
 inline double __longlong_as_double(long long bits) {
   return cuda_on_host::value_of<double>(static_cast<uint64_t>(bits));
