@@ -113,14 +113,14 @@ def test_label_precision_is_clean_among_selected_over_the_epoch() -> None:
     data = blobs(70)
     training = trainer(pair_of(small_mlp), data)
     choices: list[tuple[Tensor, Tensor]] = []
-    loss = training.method.loss
+    loss = training.step.method.loss
 
     def watched(logits: tuple[Tensor, ...], labels: Tensor, num_keep: int) -> Any:
         outcome = loss(logits, labels, num_keep)
         choices.append((labels, outcome.selected[0]))
         return outcome
 
-    training.method.loss = watched  # type: ignore[method-assign]
+    training.step.method.loss = watched  # type: ignore[method-assign]
     plan = plan_epoch(training.settings, 3, 70)
     training.train_epoch(plan, stop=lambda: False)
     order = training.log.order if training.log is not None else torch.empty(0)

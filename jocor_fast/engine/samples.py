@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -61,8 +63,35 @@ class TrainData:
         arguments.as_real("input_scale", self.input_scale)
 
 
+class Batch(NamedTuple):
+    """Samples to train or evaluate on together."""
+
+    samples: Tensor  # int64 [B], their numbers
+    stored: Tensor  # [B, ...], for `InputSource.network_input`
+
+
+class InputSource(Protocol):
+    """Where a run's inputs come from; all tensors are on the run's device."""
+
+    def __len__(self) -> int:
+        """N, how many samples there are."""
+        ...
+
+    def first(self, count: int = 2) -> Tensor:
+        """A few samples as the networks take them, to try them out."""
+        ...
+
+    def batches(self, order: Tensor, batch_size: int) -> Iterator[Batch]:
+        """The samples with the numbers int64 [M] in `order`, batch by batch; the last one may be smaller."""
+        ...
+
+    def network_input(self, stored: Tensor) -> Tensor:
+        """What a network takes, of a batch's `stored`."""
+        ...
+
+
 class ResidentInputs:
-    """Inputs on the run's device, stored as they came (uint8 stays uint8), handed out as the networks take them."""
+    """The `InputSource` in memory: on the run's device, stored as the inputs came (uint8 stays uint8)."""
 
     def __init__(self, inputs: Tensor, scale: float, device: torch.device) -> None:
         kept = inputs if inputs.dtype in (torch.uint8, torch.int32, torch.int64) else inputs.float()
@@ -79,6 +108,10 @@ class ResidentInputs:
     def gather(self, rows: Tensor) -> Tensor:
         """The stored rows [B, ...] of the sample numbers int64 [B]."""
         return self.stored.index_select(0, rows)  # indexing with [rows] takes five times as long on the CPU
+
+    def batches(self, order: Tensor, batch_size: int) -> Iterator[Batch]:
+        for samples in order.split(batch_size):
+            yield Batch(samples, self.gather(samples))
 
     def network_input(self, stored: Tensor) -> Tensor:
         """Stored rows as the networks take them: uint8 becomes scaled float32."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -13,13 +12,11 @@ from torch import Tensor, nn
 from jocor_fast.engine import augment
 from jocor_fast.engine.epoch_log import EpochLog, EpochNumbers, read_at_once
 from jocor_fast.engine.evaluate import Accuracy, EvaluationSet, count_correct
-from jocor_fast.engine.networks import NetworkGroup, SeparateNetworks, probe_classes, start_training
-from jocor_fast.engine.optimizer import build_optimizer
-from jocor_fast.engine.paired_mlp import PairedMLP
+from jocor_fast.engine.networks import probe_classes, start_training
 from jocor_fast.engine.plan import EpochPlan
-from jocor_fast.engine.samples import EvalData, ResidentInputs, TrainData
+from jocor_fast.engine.samples import EvalData, InputSource, ResidentInputs, TrainData
 from jocor_fast.engine.settings import TrainSettings
-from jocor_fast.methods import METHODS
+from jocor_fast.engine.step import TrainingStep
 
 Metrics = dict[str, Any]
 
@@ -44,28 +41,25 @@ class Trainer:
         self.settings = settings
         self.device = device
         self.networks = tuple(networks)
-        self.method = METHODS[settings.method](settings)
-        self.inputs = ResidentInputs(train.inputs, train.input_scale, device)
+        self.source: InputSource = ResidentInputs(train.inputs, train.input_scale, device)
         self.labels = train.labels.to(device)
         self.clean = None if train.clean_labels is None else (train.labels == train.clean_labels).to(device)
         self.test = None if test is None else EvaluationSet(test, device)
         self.val = None if val is None else EvaluationSet(val, device)
         self._check(train, test, val)
         start_training(self.networks)
-        paired = settings.precision == "float32" and PairedMLP.fits(self.networks, self.inputs.stored)
-        self.group: NetworkGroup = PairedMLP(self.networks) if paired else SeparateNetworks(self.networks)
-        self.optimizer = build_optimizer(settings, self.group.parameters)
         self.generator = torch.Generator(device).manual_seed(settings.seed)
+        self.step = TrainingStep(settings, self.networks, self.source, device, self.generator)
         self.log: EpochLog | None = None  # of the epoch under way
 
     def _check(self, train: TrainData, test: EvalData | None, val: EvalData | None) -> None:
         """ValueError where the data do not go with the networks or the settings; found here, not after an epoch."""
         if self.settings.augment == "crop-flip":
-            augment.check_images(self.inputs.stored)
-        classes = probe_classes(self.networks, self.inputs.first(), "training inputs")
+            augment.check_images(self.source.first())
+        classes = probe_classes(self.networks, self.source.first(), "training inputs")
         for name, data in (("test inputs", self.test), ("validation inputs", self.val)):
             if data is not None:
-                probe_classes(self.networks, data.inputs.first(), name)
+                probe_classes(self.networks, data.source.first(), name)
         for name, labels in (
             ("training labels", train.labels),
             ("clean labels", train.clean_labels),
@@ -97,10 +91,11 @@ class Trainer:
             Whether the epoch is complete. If not, `state_dict` holds the part that is.
         """
         log = self.log = self.log or self._start_log(plan)
-        samples, labels = log.order.split(plan.batch_size), self.labels[log.order].split(plan.batch_size)
         started = time.perf_counter()
+        batches = self.source.batches(log.order[log.step * plan.batch_size :], plan.batch_size)
         while log.step < plan.steps and not stop():
-            self._step(samples[log.step], labels[log.step], plan, log)
+            samples, stored = next(batches)
+            log.record(self.step(stored, self.labels.index_select(0, samples), plan))
             if on_step is not None:
                 on_step(plan.epoch, log.step, plan.steps)
         if self.device.type == "cuda":
@@ -110,25 +105,8 @@ class Trainer:
 
     def _start_log(self, plan: EpochPlan) -> EpochLog:
         """Draw the order of an epoch, in whole batches: what is left over is left out, another part each time."""
-        order = torch.randperm(len(self.inputs), generator=self.generator, device=self.device)
-        return EpochLog(order[: plan.steps * plan.batch_size].clone(), plan.steps, self.method.num_choices)
-
-    def _step(self, samples: Tensor, labels: Tensor, plan: EpochPlan, log: EpochLog) -> None:
-        """One batch: forward, loss, backward, update. Nothing in here waits for the device."""
-        stored = self.inputs.gather(samples)
-        if self.settings.augment == "crop-flip":
-            stored = augment.crop_flip(stored, self.generator)
-        with self._autocast():
-            logits = self.group.logits(self.inputs.network_input(stored))
-        outcome = self.method.loss(logits, labels, plan.num_keep)
-        self.group.backward(outcome.loss)
-        self.optimizer.step(lr=plan.lr, beta1=plan.beta1)
-        log.record(outcome)
-
-    def _autocast(self) -> contextlib.AbstractContextManager[None]:
-        if self.settings.precision == "float32":
-            return contextlib.nullcontext()
-        return torch.autocast(self.device.type, dtype=getattr(torch, self.settings.precision))
+        order = torch.randperm(len(self.source), generator=self.generator, device=self.device)
+        return EpochLog(order[: plan.steps * plan.batch_size].clone(), plan.steps, self.step.method.num_choices)
 
     def finish_epoch(self, plan: EpochPlan) -> tuple[Metrics, dict[str, Any] | None]:
         """Evaluate, and bring the epoch's numbers to the host, in one transfer.
@@ -139,8 +117,8 @@ class Trainer:
         log, self.log = self.log, None
         assert log is not None
         started = time.perf_counter()
-        with self._autocast():
-            on_device = [count_correct(self.group, self.networks, data) for data in (self.test, self.val)]
+        with self.step.autocast():
+            on_device = [count_correct(self.step.group, self.networks, data) for data in (self.test, self.val)]
         totals, unsound, *correct = read_at_once([log.totals(self.clean), self._unsound(), *on_device])
         numbers = EpochNumbers(*totals)
         test, val = Accuracy.of(correct[0], self.test), Accuracy.of(correct[1], self.val)
@@ -171,7 +149,7 @@ class Trainer:
 
     def _unsound(self) -> Tensor:
         """Whether a parameter is not finite, or a buffer NaN (an infinite one can be a mask); 0-d, on the device."""
-        states = [~parameter.detach().isfinite().all() for parameter in self.group.parameters]
+        states = [~parameter.detach().isfinite().all() for parameter in self.step.group.parameters]
         buffers = [buffer for network in self.networks for buffer in network.buffers() if buffer.is_floating_point()]
         return torch.stack(states + [buffer.isnan().any() for buffer in buffers]).any()
 
@@ -180,7 +158,7 @@ class Trainer:
         cuda = self.device.type == "cuda"
         return {
             "networks": [network.state_dict() for network in self.networks],
-            "optimizer": self.optimizer.state_dict(),
+            "optimizer": self.step.optimizer.state_dict(),
             "generators": {
                 "batches": self.generator.get_state(),
                 "torch": torch.get_rng_state(),
@@ -193,7 +171,7 @@ class Trainer:
         """Go on from a `state_dict` of a run with the same settings."""
         for network, weights in zip(self.networks, state["networks"], strict=True):
             network.load_state_dict(weights)
-        self.optimizer.load_state_dict(state["optimizer"])
+        self.step.optimizer.load_state_dict(state["optimizer"])
         generators = state["generators"]
         self.generator.set_state(generators["batches"])
         torch.set_rng_state(generators["torch"])
@@ -203,6 +181,6 @@ class Trainer:
 
     def release(self) -> None:
         """Hand the networks back: ordinary modules, in evaluation mode, without gradients."""
-        self.group.release()
+        self.step.group.release()
         for network in self.networks:
             network.eval()
