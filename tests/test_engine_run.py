@@ -431,7 +431,7 @@ def test_data_that_do_not_go_with_the_networks_are_named_before_anything_is_writ
         ({"networks": nn.Flatten}, "networks have no parameter that requires a gradient"),
         (
             {"settings": settings(augment="crop-flip")},
-            r"augment: crop-flip needs images .* got inputs of shape \(20, 6\)",
+            r"augment: crop-flip needs images .* got inputs of shape \[N, 6\]",
         ),
         ({"resume": True, "output": None}, "resume needs the output folder"),
     ):

@@ -14,7 +14,7 @@ def check_images(inputs: Tensor) -> None:
     if inputs.dim() not in (3, 4):
         raise ValueError(
             "augment: crop-flip needs images [N, H, W] or [N, channels, H, W], "
-            f"got inputs of shape {tuple(inputs.shape)}"
+            f"got inputs of shape [{', '.join(['N', *map(str, inputs.shape[1:])])}]"
         )
 
 
