@@ -14,15 +14,16 @@ FORMATTED_SOURCES := $(filter %.cpp %.h %.cu %.cuh,$(EXTENSION_SOURCES))
 
 comma := ,
 
-.PHONY: help train test bench compare lint format clean
+.PHONY: help train test bench compare gpu lint format clean
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make train    JoCoR against plain training on digits with half of the labels wrong: a table and curves"
 	@echo "make test     the test suite"
-	@echo "make bench    the loss by pytest-benchmark: benchmarks/results/bench_loss.json and .md"
-	@echo "make compare  the loss against its contenders, interleaved: benchmarks/results/loss_cpu.json and .md"
+	@echo "make bench    the loss by pytest-benchmark, on a GPU if any: benchmarks/results/bench_loss.json, .md, .png"
+	@echo "make compare  the loss against its contenders, interleaved: benchmarks/results/loss_cpu.json and .md, or loss_gpu"
+	@echo "make gpu      proves and measures on a GPU, offline, with $(PYTHON): six minutes; PARTS=bench-full for others"
 	@echo "make lint     formatting, lint and types; make format repairs the formatting"
 	@echo "make clean    removes .venv and what was built"
 	@echo "PYTHON=python3.12 chooses the interpreter; FORCE_CPU=1, FORCE_CUDA=1, CUDA_HOME and MAX_JOBS reach the build."
@@ -39,6 +40,10 @@ bench: $(VENV)/.test $(VENV)/.package
 
 compare: $(VENV)/.package
 	$(BIN)/python benchmarks/compare.py
+
+# Not in .venv: a machine with a GPU may have no network, and its own Python has torch.
+gpu:
+	$(PYTHON) benchmarks/gpu/run.py $(if $(PARTS),--parts "$(PARTS)") $(if $(OUTPUT),--output "$(OUTPUT)")
 
 lint: $(VENV)/.dev $(VENV)/.package
 	$(BIN)/ruff format --check .

@@ -1,10 +1,12 @@
 """The ratios: every contender in one process, taking turns, so that whatever slows the machine slows them all.
 
-    python benchmarks/compare.py [--output DIR]
+    python benchmarks/compare.py [--device cpu|cuda] [--output DIR]
 
-Twice, in child processes: once with glibc's malloc told to keep large blocks (MALLOC_TRIM_THRESHOLD_ and
+On the CPU twice, in child processes: once with glibc's malloc told to keep large blocks (MALLOC_TRIM_THRESHOLD_ and
 MALLOC_MMAP_THRESHOLD_ at 1 GiB), once as it comes. As it comes, every large gradient is fresh memory whose pages the
 kernel has to fill with zeros first, and that can cost more than the arithmetic. Writes loss_cpu.json and loss_cpu.md.
+
+On a GPU all shapes, types, pieces of work and caches: loss_gpu.csv and loss_gpu.png.
 """
 
 from __future__ import annotations
@@ -12,72 +14,53 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import random
-import statistics
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
-from time import perf_counter
 from typing import Any
 
 import torch
 
-from contenders import CONTENDERS, OURS, SHAPES, THREADS, Inputs, assert_agree, make_inputs
-from record import RESULTS, described, machine, markdown_table, microseconds, versions
+import record
+from cases import CPU_SHAPES, OURS, Case, cases_of
+from interleave import Figures, measure
+from record import RESULTS, described, machine, versions
+from tables import csv_text, markdown_table, microseconds
+from timing import clock_of
 
 GIB = str(1 << 30)
 ALLOCATORS = {
     "malloc keeps large blocks": {"MALLOC_TRIM_THRESHOLD_": GIB, "MALLOC_MMAP_THRESHOLD_": GIB},
     "malloc as it comes": {},
 }
+THREADS = 2
 SECONDS_PER_SHAPE = 12.0
-MIN_ROUNDS = 15
+CPU_CASES = [Case(shape, torch.float32, "forward + backward") for shape in CPU_SHAPES]
 
 
-def measure(inputs: Inputs) -> dict[str, list[float]]:
-    """Seconds of single steps by contender. In a round each has a turn, in random order: a step untimed, some timed."""
-    assert_agree(inputs)  # also compiles and warms up
-    order, turns = list(CONTENDERS), random.Random(0)
-    times: dict[str, list[float]] = {name: [] for name in order}
-    timed_steps = max(2, min(20, 40_000 // inputs.logits1.numel()))
-    end = perf_counter() + SECONDS_PER_SHAPE
-    rounds = 0
-    while rounds < MIN_ROUNDS or perf_counter() < end:
-        turns.shuffle(order)
-        for name in order:
-            step = CONTENDERS[name]
-            step(inputs)  # brings this contender's code and data back into the caches
-            for _ in range(timed_steps):
-                start = perf_counter()
-                step(inputs)
-                times[name].append(perf_counter() - start)
-        rounds += 1
-    return times
+# --- on the CPU -------------------------------------------------------------------------------------------------------
 
 
-def summarise(times: dict[str, list[float]]) -> dict[str, dict[str, float]]:
-    """Median and quartiles in seconds, and the median over ours."""
-    our_median = statistics.median(times[OURS])
-    summary = {}
-    for name, seconds in times.items():
-        low, median, high = statistics.quantiles(seconds, n=4)
-        summary[name] = {
-            "median": median,
-            "quartile_1": low,
-            "quartile_3": high,
-            "steps": len(seconds),
-            "over_ours": median / our_median,
-        }
-    return summary
-
-
-def measure_all() -> dict[str, Any]:
+def measure_in_this_process() -> dict[str, Any]:
     torch.set_num_threads(THREADS)
-    figures = {}
-    for shape in SHAPES:
-        print(f"  {shape}", file=sys.stderr, flush=True)
-        figures[str(shape)] = summarise(measure(make_inputs(shape)))
-    return {"machine": machine(), "versions": versions(), "described": described(), "figures": figures}
+    clock = clock_of("cpu")
+    shapes: dict[str, dict[str, dict[str, float]]] = {}
+    for case in CPU_CASES:
+        print(f"  {case.shape}", file=sys.stderr, flush=True)
+        of_case = measure(case, "cpu", clock, seconds=SECONDS_PER_SHAPE)
+        our_median = next(figures.wall.median for figures in of_case if figures.contender == OURS)
+        shapes[str(case.shape)] = {
+            figures.contender: {
+                "median": figures.wall.median,
+                "quartile_1": figures.wall.quartile_1,
+                "quartile_3": figures.wall.quartile_3,
+                "steps": figures.samples,
+                "over_ours": figures.wall.median / our_median,
+            }
+            for figures in of_case
+        }
+    return {"machine": machine(), "versions": versions(), "described": described(), "figures": shapes}
 
 
 def run_child(allocator: dict[str, str]) -> dict[str, Any]:
@@ -98,26 +81,19 @@ def table(results: dict[str, dict[str, Any]]) -> str:
     ]
     for title, result in results.items():
         variables = " ".join(f"{name}={value}" for name, value in ALLOCATORS[title].items())
+        shapes = result["figures"]
         rows = [
-            [shape, *(f"{microseconds(of['median'])} ({of['over_ours']:.1f}×)" for of in figures.values())]
-            for shape, figures in result["figures"].items()
+            [shape, *(f"{microseconds(of['median'])} ({of['over_ours']:.1f}×)" for of in contenders.values())]
+            for shape, contenders in shapes.items()
         ]
         heading = f"{title} ({variables})" if variables else title
-        parts.append(f"## {heading[0].upper()}{heading[1:]}\n\n{markdown_table(['B×C', *CONTENDERS], rows)}")
+        names = next(iter(shapes.values()))
+        parts.append(f"## {heading[0].upper()}{heading[1:]}\n\n{markdown_table(['B×C', *names], rows)}")
     parts.append(next(iter(results.values()))["described"] + "\n")
     return "\n".join(parts)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, allow_abbrev=False, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument("--output", type=Path, default=RESULTS, help="folder of loss_cpu.json and loss_cpu.md")
-    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.child:
-        json.dump(measure_all(), sys.stdout)
-        return
+def compare_on_cpu(output: Path) -> None:
     results = {}
     for title, allocator in ALLOCATORS.items():
         print(title, file=sys.stderr, flush=True)
@@ -130,10 +106,43 @@ def main() -> None:
             title: {"environment": ALLOCATORS[title], "seconds": of["figures"]} for title, of in results.items()
         },
     }
-    arguments.output.mkdir(parents=True, exist_ok=True)
-    (arguments.output / "loss_cpu.json").write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n")
-    (arguments.output / "loss_cpu.md").write_text(table(results))
+    (output / "loss_cpu.json").write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n")
+    (output / "loss_cpu.md").write_text(table(results))
     print(table(results))
+
+
+# --- on a GPU ---------------------------------------------------------------------------------------------------------
+
+
+def compare_on_gpu(output: Path) -> None:
+    from plot import draw_figures
+    from timing import copy_bytes_per_second
+
+    clock = clock_of("cuda")
+    copy = copy_bytes_per_second()
+    lines: list[Figures] = []
+    for case in cases_of("cuda"):
+        print(case, file=sys.stderr, flush=True)
+        lines += [replace(figures, copy_bytes_per_second=copy) for figures in measure(case, "cuda", clock)]
+    caption = described()
+    (output / "loss_gpu.csv").write_text(csv_text(map(Figures.as_row, lines), [caption]))
+    draw_figures(list(map(Figures.as_row, lines)), output / "loss_gpu.png", caption)
+    print((output / "loss_gpu.csv").read_text())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, allow_abbrev=False, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--device", choices=("cpu", "cuda"), default=record.device(), help="default: a GPU if any")
+    parser.add_argument("--output", type=Path, default=RESULTS, help="folder of what is written")
+    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.child:
+        json.dump(measure_in_this_process(), sys.stdout)
+        return
+    arguments.output.mkdir(parents=True, exist_ok=True)
+    (compare_on_gpu if arguments.device == "cuda" else compare_on_cpu)(arguments.output)
 
 
 if __name__ == "__main__":

@@ -1,13 +1,13 @@
-"""The contenders of the benches, and the shapes: forward and backward of the joint loss over the k rows that it keeps.
+"""The contenders of the benches: each computes the same piece of work from the same inputs.
 
-A contender is a step: from the same inputs to the loss and both gradients. What is timed is checked first:
-`assert_agree` compares losses and gradients with the reference.
+A contender prepares a step for a case (compiles it, captures it in a graph); the step goes from the inputs to the loss,
+the gradients or the choice. What is timed is checked first: `assert_agrees` compares its results with the reference.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -16,57 +16,28 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import jocor_fast as jf
+from cases import (
+    ARGSORT,
+    COMPILED,
+    COMPILED_TO_GRAPH,
+    EAGER,
+    IN_GRAPH,
+    KERNELS_ALONE,
+    OURS,
+    PUBLISHED,
+    TOPK,
+    Case,
+    Work,
+)
+from inputs import CO_LAMBDA, Inputs
 from jocor_fast import _C
-
-CO_LAMBDA = 0.9
-THREADS = 2
-
-
-@dataclass(frozen=True)
-class Shape:
-    rows: int
-    classes: int
-
-    def __str__(self) -> str:
-        return f"{self.rows}x{self.classes}"
-
-    @property
-    def kept(self) -> int:
-        return self.rows // 2
-
-
-SHAPES = (Shape(128, 10), Shape(128, 100), Shape(1024, 14), Shape(4096, 100), Shape(4096, 1000))
 
 Loss = Callable[[Tensor, Tensor, Tensor, int], Tensor]
 
 
-@dataclass(frozen=True)
-class Inputs:
-    logits1: Tensor  # float32 [B, C], a leaf that requires its gradient; the second alike
-    logits2: Tensor
-    target: Tensor  # int64 [B]
-    kept: int
-    num_selected: Tensor  # kept, as the kernels read it: 0-d int64
-    one: Tensor  # the gradient of the loss with respect to itself: 0-d
-
-
-def make_inputs(shape: Shape) -> Inputs:
-    """Logits as of two half-trained networks: of one scale, alike but not equal."""
-    generator = torch.Generator().manual_seed(0)
-    shared, own1, own2 = (torch.randn(shape.rows, shape.classes, generator=generator) for _ in range(3))
-    target = torch.randint(shape.classes, (shape.rows,), generator=generator)
-    return Inputs(
-        logits1=(2 * shared + own1).requires_grad_(),
-        logits2=(2 * shared + own2).requires_grad_(),
-        target=target,
-        kept=shape.kept,
-        num_selected=torch.tensor(shape.kept),
-        one=torch.ones(()),
-    )
-
-
 def published(logits1: Tensor, logits2: Tensor, target: Tensor, kept: int) -> Tensor:
     """As the paper's published code computes it: two kl_div of softmaxes, rows ranked by argsort on the host."""
+    logits1, logits2 = as_autocast_does(logits1), as_autocast_does(logits2)
 
     def divergence(logits: Tensor, soft_targets: Tensor) -> Tensor:
         terms = F.kl_div(F.log_softmax(logits, dim=1), F.softmax(soft_targets, dim=1), reduction="none")
@@ -82,6 +53,7 @@ def published(logits1: Tensor, logits2: Tensor, target: Tensor, kept: int) -> Te
 
 def eager(logits1: Tensor, logits2: Tensor, target: Tensor, kept: int) -> Tensor:
     """The plain formula, each softmax computed once, and torch.topk without sorting: what a careful user writes."""
+    logits1, logits2 = as_autocast_does(logits1), as_autocast_does(logits2)
     log_p, log_q = F.log_softmax(logits1, dim=1), F.log_softmax(logits2, dim=1)
     supervised = F.nll_loss(log_p, target, reduction="none") + F.nll_loss(log_q, target, reduction="none")
     agreement = ((log_p.exp() - log_q.exp()) * (log_p - log_q)).sum(dim=1)
@@ -89,67 +61,163 @@ def eager(logits1: Tensor, logits2: Tensor, target: Tensor, kept: int) -> Tensor
     return torch.topk(per_sample, kept, largest=False, sorted=False).values.mean()
 
 
+def as_autocast_does(logits: Tensor) -> Tensor:
+    """Half-precision logits become float32 for a loss; ours reads them as they are, and computes in float32 too."""
+    return logits.float() if logits.dtype.itemsize == 2 else logits
+
+
 def ours(logits1: Tensor, logits2: Tensor, target: Tensor, kept: int) -> Tensor:
     """The public function."""
     return jf.jocor_loss(logits1, logits2, target, co_lambda=CO_LAMBDA, num_keep=kept).loss
 
 
+# --- steps ------------------------------------------------------------------------------------------------------------
+
+
 class Result(NamedTuple):
-    loss: Tensor | None  # None where a contender does not compute it
-    gradient1: Tensor
-    gradient2: Tensor
+    """What a step computes; None for what it does not."""
+
+    loss: Tensor | None = None
+    gradient1: Tensor | None = None
+    gradient2: Tensor | None = None
+    selected: Tensor | None = None  # bool [B], or the kept rows' numbers in any order
 
 
-Step = Callable[[Inputs], Result]
+Step = Callable[[], Result]
+Prepare = Callable[[Inputs, Work], Step]
 
 
-def differentiated(loss: Loss) -> Step:
-    """Forward and backward through autograd."""
+def through_autograd(loss: Loss) -> Prepare:
+    def prepare(inputs: Inputs, work: Work) -> Step:
+        logits = (inputs.logits1, inputs.logits2)
 
-    def step(inputs: Inputs) -> Result:
-        value = loss(inputs.logits1, inputs.logits2, inputs.target, inputs.kept)
-        gradient1, gradient2 = torch.autograd.grad(value, (inputs.logits1, inputs.logits2))
-        return Result(value, gradient1, gradient2)
+        def forward() -> Result:
+            return Result(loss(*logits, inputs.target, inputs.kept))
 
-    return step
+        def forward_and_backward() -> Result:
+            value = loss(*logits, inputs.target, inputs.kept)
+            return Result(value, *torch.autograd.grad(value, logits))
 
+        return forward if work == "forward" else forward_and_backward
 
-def kernels_alone(inputs: Inputs) -> Result:
-    """Our three kernels called one by one: what is left of the time without autograd and the dispatcher."""
-    logits1, logits2, target = inputs.logits1.detach(), inputs.logits2.detach(), inputs.target
-    per_sample, statistics = _C.joint_loss_forward(logits1, logits2, target, CO_LAMBDA)
-    selected = _C.select_small_loss(per_sample, inputs.kept)
-    gradients = _C.joint_loss_backward(
-        inputs.one, logits1, logits2, target, statistics, selected, inputs.num_selected, CO_LAMBDA
-    )
-    return Result(None, *gradients)
+    return prepare
 
 
-OURS = "jocor_fast"
-CONTENDERS: dict[str, Step] = {
-    "published formula": differentiated(published),
-    "eager PyTorch": differentiated(eager),
-    # One compilation a shape: by torch's default the second would be compiled for any number of rows, and be slower.
-    "torch.compile": differentiated(torch.compile(eager, dynamic=False)),
-    OURS: differentiated(ours),
-    "its kernels alone": kernels_alone,
+def compiled(inputs: Inputs, work: Work) -> Step:
+    # For this shape alone: by torch's default a second one would be compiled for any number of rows, and be slower.
+    return through_autograd(torch.compile(eager, dynamic=False))(inputs, work)
+
+
+def compiled_to_graph(inputs: Inputs, work: Work) -> Step:
+    step = through_autograd(torch.compile(eager, dynamic=False, mode="reduce-overhead"))(inputs, work)
+
+    def one() -> Result:
+        torch.compiler.cudagraph_mark_step_begin()  # the results of the step before may be overwritten
+        return step()
+
+    return one
+
+
+def in_graph(inputs: Inputs, work: Work) -> Step:
+    """Ours, captured once and replayed."""
+    step = through_autograd(ours)(inputs, work)
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        step()  # autograd and the allocator are warm before the capture
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=side):
+        result = step()
+
+    def replay() -> Result:
+        graph.replay()
+        return result
+
+    return replay
+
+
+def kernels_alone(inputs: Inputs, work: Work) -> Step:
+    """Our kernels called one by one: what is left of the time without autograd and the dispatcher."""
+    logits = (inputs.logits1.detach(), inputs.logits2.detach(), inputs.target)
+
+    def rows_and_selection() -> tuple[Tensor, Tensor]:
+        per_sample, statistics = _C.joint_loss_forward(*logits, CO_LAMBDA)
+        return statistics, _C.select_small_loss(per_sample, inputs.kept)
+
+    def gradients(statistics: Tensor, selected: Tensor) -> Result:
+        backward = _C.joint_loss_backward
+        return Result(
+            None, *backward(inputs.one, *logits, statistics, selected, inputs.num_selected, CO_LAMBDA), selected
+        )
+
+    def rows() -> Result:
+        _C.joint_loss_forward(*logits, CO_LAMBDA)
+        return Result()
+
+    steps: dict[Work, Step] = {
+        "forward": lambda: Result(selected=rows_and_selection()[1]),
+        "forward + backward": lambda: gradients(*rows_and_selection()),
+        "rows alone": rows,
+        "gradient alone": lambda: gradients(inputs.statistics, inputs.selected),
+        "selection": lambda: Result(selected=_C.select_small_loss(inputs.losses, inputs.kept)),
+    }
+    return steps[work]
+
+
+def by_topk(inputs: Inputs, work: Work) -> Step:
+    take = partial(torch.topk, inputs.losses, inputs.kept, largest=False, sorted=False)
+    return lambda: Result(selected=take().indices)
+
+
+def by_argsort(inputs: Inputs, work: Work) -> Step:
+    return lambda: Result(selected=torch.argsort(inputs.losses, stable=True)[: inputs.kept])
+
+
+PREPARED: dict[str, Prepare] = {
+    PUBLISHED: through_autograd(published),
+    EAGER: through_autograd(eager),
+    COMPILED: compiled,
+    COMPILED_TO_GRAPH: compiled_to_graph,
+    OURS: through_autograd(ours),
+    IN_GRAPH: in_graph,
+    KERNELS_ALONE: kernels_alone,
 }
+ON_GPU_ALONE = (COMPILED_TO_GRAPH, IN_GRAPH)
 
 
-def assert_agree(inputs: Inputs) -> None:
-    """Each contender's loss and gradients agree with the reference in float64, else AssertionError names it."""
+def contenders_of(case: Case, device: str) -> dict[str, Prepare]:
+    """By name, in the order of the tables; in `OURS`' place the kernel itself where a piece of work is one kernel."""
+    if case.work == "selection":
+        contenders: dict[str, Prepare] = {ARGSORT: by_argsort, TOPK: by_topk, OURS: kernels_alone}
+    elif case.work in ("rows alone", "gradient alone"):
+        contenders = {OURS: kernels_alone}
+    else:
+        contenders = {name: of for name, of in PREPARED.items() if device == "cuda" or name not in ON_GPU_ALONE}
+    return {name: of for name, of in contenders.items() if not case.contenders or name in case.contenders}
 
-    def reference(logits1: Tensor, logits2: Tensor, target: Tensor, kept: int) -> Tensor:
-        return jf.reference.jocor_loss(logits1, logits2, target, co_lambda=CO_LAMBDA, num_keep=kept).loss
 
-    in_float64 = replace(
-        inputs,
-        logits1=inputs.logits1.detach().double().requires_grad_(),
-        logits2=inputs.logits2.detach().double().requires_grad_(),
-    )
-    expected = differentiated(reference)(in_float64)
-    for name, step in CONTENDERS.items():
-        for what, value, right in zip(Result._fields, step(inputs), expected, strict=True):
-            if value is not None and right is not None:
-                error = ((value - right).abs().max() / right.abs().max()).item()
-                assert error <= 1e-5, f"{name}: {what} is {error:.1e} of its largest entry away from the reference"
+# --- are they right? --------------------------------------------------------------------------------------------------
+
+
+def expected_result(inputs: Inputs, case: Case) -> Result:
+    """The reference's, in float64."""
+    if case.work == "selection":
+        return Result(selected=jf.reference.select_small_loss(inputs.losses, inputs.kept))
+    z1, z2 = (z.detach().double().requires_grad_() for z in (inputs.logits1, inputs.logits2))
+    out = jf.reference.jocor_loss(z1, z2, inputs.target, co_lambda=CO_LAMBDA, num_keep=inputs.kept)
+    gradient1, gradient2 = torch.autograd.grad(out.loss, (z1, z2))
+    return Result(out.loss, gradient1, gradient2, out.selected)
+
+
+def assert_agrees(name: str, actual: Result, expected: Result) -> None:
+    """AssertionError names the contender and what differs from the reference; half types: by their own rounding."""
+    for what, value, right in zip(Result._fields, actual, expected, strict=True):
+        if value is None or right is None:
+            continue
+        if what == "selected":
+            mask = value if value.dtype == torch.bool else torch.zeros_like(right).index_fill_(0, value, True)
+            assert torch.equal(mask, right), f"{name}: the choice is not the reference's"
+            continue
+        error = ((value.to(right.device) - right).abs().max() / right.abs().max()).item()
+        allowed = 2.0**-8 if value.dtype == torch.bfloat16 else 1e-5
+        assert error <= allowed, f"{name}: {what} is {error:.1e} of its largest entry away from the reference"

@@ -1,10 +1,9 @@
-"""What stands beside every figure: the machine and the versions; and the form of the tables."""
+"""What stands beside every figure: the machine and the versions."""
 
 from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +14,16 @@ import jocor_fast as jf
 RESULTS = Path(__file__).resolve().parent / "results"
 
 
+def device() -> str:
+    """What the benches run on: "cuda" where there is a GPU and a build for it, else "cpu"."""
+    return "cuda" if torch.cuda.is_available() and jf.build_info()["cuda"] else "cpu"
+
+
 def machine() -> dict[str, Any]:
-    """The processor and how many of its cores this process may use. No host name: the files are published."""
+    """The GPU, if any; the processor and how many of its cores this process may use. No host name: it is published."""
+    gpu = {"card": torch.cuda.get_device_name()} if device() == "cuda" else {}
     return {
+        **gpu,
         "processor": _processor(),
         "cores": len(os.sched_getaffinity(0)),
         "system": f"{platform.system()} {platform.machine()}",
@@ -33,6 +39,7 @@ def versions() -> dict[str, Any]:
         "jocor_fast": build["version"],
         "compiler": build["compiler"],
         "instruction_set": build["cpu_instruction_sets"][0],
+        **({"cuda": build["cuda"]} if device() == "cuda" else {}),
     }
 
 
@@ -40,17 +47,6 @@ def described() -> str:
     """Machine and versions in one line, for the foot of a table."""
     facts = {**machine(), **versions()}
     return ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in facts.items())
-
-
-def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A Markdown table: the first column to the left, figures to the right."""
-    lines = [header, ["---", *["---:"] * (len(header) - 1)], *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
-
-
-def microseconds(seconds: float) -> str:
-    """Three significant digits, in µs: "7.94", "79.4", "12,300"."""
-    return f"{float(f'{seconds * 1e6:.3g}'):,g}"
 
 
 def _processor() -> str:

@@ -96,3 +96,24 @@ def test_layouts_and_types(loss, device, batch, layouts, dtype, label_type, labe
     assert_close(losses, expected.losses)
     assert_close(gradient1, expected.gradient1, row_scale(expected))
     assert_close(gradient2, expected.gradient2, row_scale(expected))
+
+
+@everywhere
+@given(
+    losses=hnp.arrays(
+        np.float32,
+        st.integers(0, 70),
+        elements=st.one_of(
+            st.floats(width=32), st.sampled_from([0.0, -0.0, 1.0, 1.0 + 2**-23, 1e-45, -1e-45, NAN, INF, -INF])
+        ),
+    ),
+    data=st.data(),
+)
+def test_the_choice_among_any_losses(loss, device, losses, data):
+    rows = len(losses)
+    num_keep = data.draw(st.integers(1, rows + 3))
+    eligible = data.draw(st.none() | hnp.arrays(np.bool_, rows))
+    mask = None if eligible is None else torch.from_numpy(eligible).to(device)
+    expected = select(losses, num_keep, eligible)
+    for numbers in (torch.from_numpy(losses).to(device), torch.from_numpy(losses).to(device).double()):
+        np.testing.assert_array_equal(loss.select_small_loss(numbers, num_keep, eligible=mask).cpu().numpy(), expected)

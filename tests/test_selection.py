@@ -5,9 +5,6 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
-from hypothesis.extra import numpy as hnp
 
 from loss_cases import everywhere, random_logits, select, with_every_float_type
 
@@ -128,26 +125,6 @@ def test_losses_are_not_written_to_and_need_no_gradient(loss, device):
     mask = loss.select_small_loss(losses, 2)
     assert not mask.requires_grad
     assert torch.equal(losses.view(torch.int32), before.view(torch.int32))
-
-
-@everywhere
-@given(
-    losses=hnp.arrays(
-        np.float32,
-        st.integers(0, 70),
-        elements=st.one_of(
-            st.floats(width=32), st.sampled_from([0.0, -0.0, 1.0, 1.0 + 2**-23, 1e-45, -1e-45, NAN, INF, -INF])
-        ),
-    ),
-    data=st.data(),
-)
-def test_any_losses(loss, device, losses, data):
-    rows = len(losses)
-    num_keep = data.draw(st.integers(1, rows + 3))
-    eligible = data.draw(st.none() | hnp.arrays(np.bool_, rows))
-    mask = None if eligible is None else torch.from_numpy(eligible).to(device)
-    check(loss, torch.from_numpy(losses).to(device), num_keep, mask)
-    check(loss, torch.from_numpy(losses).to(device).double(), num_keep, mask)
 
 
 # --- the same choice inside jocor_loss --------------------------------------------------------------------------------

@@ -1,0 +1,194 @@
+"""`make gpu` with parts that need no GPU: budgets, failures, what is left out, the files, and what ends it at once."""
+
+from __future__ import annotations
+
+import copy
+import csv
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+from gpu import bars, report, run, sanitizer, tests  # noqa: E402
+from gpu import train as train_part  # noqa: E402
+from gpu.parts import PARTS, TOGETHER, Outcome, Part, run_part  # noqa: E402
+
+FACTS = {
+    "card": "A card",
+    "driver": "1.2",
+    "clocks": {"start": {"sm_mhz": 1980.0, "memory_mhz": 2619.0}},
+    "torch": "2.11",
+}
+ROW = {
+    "shape": "128x10", "dtype": "float32", "work": "forward", "cache": "warm", "contender": "jocor_fast",
+    "gpu_us": 4.0, "wall_us": 20.0, "share_of_copy": 0.1,
+}  # fmt: skip
+
+
+def fake(code: str, budget: float = 20.0, name: str = "fake") -> Part:
+    return Part(name, budget, (sys.executable, "-c", f"from gpu import records\n{code}"))
+
+
+def test_a_part_that_ends_in_time_is_done_and_its_items_are_kept() -> None:
+    outcome = run_part(fake("records.plan(['a', 'b'])\nrecords.done('a', x=1)\nrecords.done('b')\nprint('said')"))
+    assert (outcome.status, outcome.left_out, outcome.output) == ("done", [], "said\n")
+    assert outcome.items == [{"item": "a", "x": 1}, {"item": "b"}]
+
+
+def test_a_part_is_killed_at_its_budget_with_all_that_it_started_and_what_it_left_out_is_named(tmp_path: Path) -> None:
+    mark = tmp_path / "mark"
+    child = f"import time; time.sleep(3); open({str(mark)!r}, 'w')"
+    code = (
+        "import subprocess, sys, time\nrecords.plan(['a', 'b'])\nrecords.done('a')\n"
+        f"subprocess.Popen([sys.executable, '-c', {child!r}])\ntime.sleep(60)"
+    )
+    started = time.monotonic()
+    outcome = run_part(fake(code, budget=1.5))
+    assert time.monotonic() - started < 10
+    assert (outcome.status, outcome.left_out) == ("ended at its budget", ["b"])
+    assert outcome.items == [{"item": "a"}]
+    time.sleep(3)
+    assert not mark.exists()
+
+
+def test_what_a_part_leaves_running_ends_with_it(tmp_path: Path) -> None:
+    mark = tmp_path / "mark"
+    child = f"import time; time.sleep(2); open({str(mark)!r}, 'w')"
+    assert run_part(fake(f"import subprocess, sys\nsubprocess.Popen([sys.executable, '-c', {child!r}])")).seconds < 2
+    time.sleep(2.5)
+    assert not mark.exists()
+
+
+def test_a_line_that_was_torn_by_the_kill_is_left_out() -> None:
+    outcome = run_part(
+        fake("import os\nrecords.plan(['a'])\nopen(os.environ[records.VARIABLE], 'a').write('{\"item\": \"a')")
+    )
+    assert (outcome.items, outcome.left_out) == ([], ["a"])
+
+
+def test_a_failing_part_does_not_stop_the_others_and_is_told(tmp_path: Path) -> None:
+    parts = [fake("raise SystemExit('it broke')", name="first"), fake("records.done('a')", name="second")]
+    outcomes = run.run_parts(parts, copy.deepcopy(FACTS), tmp_path)
+    assert [outcome.status for outcome in outcomes] == ["failed", "done"]
+    summary = (tmp_path / "summary.txt").read_text()
+    assert "it broke" in summary
+    assert summary.count("not measured") == len(bars.BARS)
+
+
+def test_there_are_at_most_six_files_and_the_card_stands_in_each(tmp_path: Path) -> None:
+    rows = [{**ROW, "work": work} for work in ("forward", "forward + backward")]
+    tested = [
+        {"item": "tests/t.py::one", "outcome": "passed"},
+        {"item": "t.py::two", "outcome": "failed", "message": "\x1b no"},
+    ]
+    outcomes = [
+        Outcome(PARTS["tests"], "ended at its budget", 60.0, tested, ["tests/t.py::three"], "log\n"),
+        Outcome(PARTS["bench-short"], "done", 80.0, [{"item": "a case", "rows": rows}]),
+        Outcome(PARTS["train"], "done", 50.0, [{"item": bars.MNIST, "curve": [0.5, None, 0.9]}]),
+    ]
+    report.write(tmp_path, dict(FACTS), outcomes)
+    report.draw(tmp_path, dict(FACTS), outcomes)
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(report.FILES)
+    assert len(report.FILES) <= 6
+    for name in set(report.FILES) - {"curves.png"}:
+        assert "A card" in (tmp_path / name).read_text(), name
+    assert (tmp_path / "log.txt").read_text().endswith("=== train: done after 50.0 s\n")
+    assert "after 60.0 s\nlog\n" in (tmp_path / "log.txt").read_text()
+    lines = (tmp_path / "bench.csv").read_text().splitlines()
+    assert lines[0].startswith("# card A card; driver 1.2; torch 2.11; clocks (SM/memory MHz) start 1980.0/2619.0")
+    assert [row["gpu_us"] for row in csv.DictReader(lines[1:])] == ["4.0", "4.0"]
+    suite = ElementTree.parse(tmp_path / "tests.xml").getroot()
+    assert (suite.get("tests"), suite.get("failures")) == ("2", "1")
+    assert [case.get("name") for case in suite.iter("testcase")] == ["one", "two", "three"]
+
+
+def test_a_bar_is_met_or_not_or_not_measured() -> None:
+    verdicts = {line["what"]: line for line in bars.verdicts(bars.Measured.of([{"item": "case", "rows": [ROW]}]))}
+    first = verdicts["128×10 float32, forward and selection, GPU time"]
+    assert (first["figure"], first["verdict"]) == (4.0, "met")
+    slow = bars.Measured.of([{"item": "case", "rows": [{**ROW, "gpu_us": 5.1}]}])
+    assert bars.verdicts(slow)[0]["verdict"] == "not met"
+    assert verdicts["128×10 float32, backward, GPU time"]["verdict"] == "not measured"
+
+
+def test_a_ratio_is_theirs_over_ours_in_the_same_case() -> None:
+    rows = [
+        {**ROW, "work": "forward + backward", "contender": name, "wall_us": wall}
+        for name, wall in (("jocor_fast", 10.0), ("torch.compile", 35.0), ("published formula", 100.0))
+    ]
+    verdicts = {line["what"]: line for line in bars.verdicts(bars.Measured.of([{"item": "case", "rows": rows}]))}
+    assert verdicts["the same, torch.compile over ours"]["figure"] == 3.5
+    published = verdicts["128×10 float32, forward + backward, wall: published formula over ours"]
+    assert (published["figure"], published["verdict"]) == (10.0, "not met")
+
+
+def test_a_run_on_other_data_or_of_fewer_epochs_does_not_count_for_a_bar() -> None:
+    whole = {"item": bars.MNIST, "data": "mnist", "epochs": 200, "seconds": 7.0}
+    for item, figure in ((whole, 7.0), ({**whole, "data": "digits"}, None), ({**whole, "epochs": 150}, None)):
+        (line,) = [line for line in bars.verdicts(bars.Measured.of([item])) if line["bar"] == "≤ 8 s"]
+        assert line["figure"] == figure
+
+
+def test_steps_a_second_leave_the_first_epochs_out() -> None:
+    epoch = {"seconds": 1.0, "eval_seconds": 0.5, "test_accuracy": 0.5, "samples_per_second": 1280.0}
+    figures = train_part.figures([{**epoch, "samples_per_second": 1.0}] * 2 + [epoch] * 9, batch_size=128)
+    assert (figures["epochs"], figures["seconds"], figures["steps_per_second"]) == (11, 16.5, 10.0)
+    assert train_part.figures([], batch_size=128) == {"epochs": 0}
+
+
+def test_the_parts_that_go_together_take_six_minutes() -> None:
+    assert sum(PARTS[name].budget for name in TOGETHER) == 360
+
+
+def test_what_a_gpu_alone_can_tell_is_tested_first_and_the_reference_last() -> None:
+    nodes = ["test_selection.py::test[reference-cuda]", "test_compile.py::test_opcheck[cuda]",
+             "test_selection.py::test[compiled-cuda]", "test_cuda.py::test_capture"]  # fmt: skip
+    assert sorted(nodes, key=tests.place) == [nodes[3], nodes[2], nodes[1], nodes[0]]
+
+
+def test_the_program_under_the_sanitizer_compiles_with_nvcc(tmp_path: Path) -> None:
+    if shutil.which("nvcc") is None:
+        pytest.skip("needs nvcc")
+    (source,) = [source for source in sanitizer.SOURCES if source.name == "check_kernels.cpp"]
+    assert all(source.exists() for source in sanitizer.SOURCES)
+    assert sanitizer.compile_source(Path("nvcc"), "90", source, tmp_path).stat().st_size > 0
+
+
+def test_parts_that_are_not_known_are_wrong_use() -> None:
+    assert [part.name for part in run.wanted_parts("train build")] == ["train", "build"]
+    with pytest.raises(ValueError, match="got 'biuld'"):
+        run.wanted_parts("biuld,train")
+
+
+def start(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(ROOT / "benchmarks" / "gpu" / "run.py"), *arguments]
+    return subprocess.run(command, env={**os.environ, **environ}, capture_output=True, text=True, timeout=60)
+
+
+def test_without_a_gpu_it_ends_in_one_sentence(tmp_path: Path) -> None:
+    done = start("--output", str(tmp_path / "results"), CUDA_VISIBLE_DEVICES="")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "The parts need a CUDA GPU, and torch sees none.\n"
+    assert not (tmp_path / "results").exists()
+
+
+def test_without_nvcc_it_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    from gpu.device import NotHere, toolkit
+
+    monkeypatch.setenv("FORCE_CPU", "1")
+    with pytest.raises(NotHere, match=r"^The parts need nvcc, and there is none to use: FORCE_CPU=1\.$"):
+        toolkit()
+
+
+def test_a_dry_run_says_what_would_be_run() -> None:
+    done = start("--dry-run", "--parts", "build,bench-full")
+    assert done.returncode == 0
+    assert [line.partition(" (")[0] for line in done.stdout.splitlines()] == ["build", "bench-full", "at most 570 s"]
