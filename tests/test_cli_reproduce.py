@@ -59,7 +59,10 @@ def test_it_runs_every_method_and_writes_table_and_figure(capsys: pytest.Capture
     assert main([*QUICK[:-1], "out", "--methods", "standard", "--seeds", "2"]) == 0
     assert "1 run (1 of 2 is finished already), 1 at a time, in out" in capsys.readouterr().out
     assert {path: path.stat().st_mtime_ns for path in before} == before
-    assert [(row["method"], row["n"]) for row in rows()] == [("standard", "2")]
+    assert [(row["method"], row["n"], row["status"]) for row in rows()] == [
+        ("standard", "2", "2/2"),
+        ("jocor", "1", "1/1"),  # not asked for this time, but there
+    ]
     assert float(rows()[0]["std"]) >= 0
     assert main([*QUICK, "--epochs", "3"]) == 1
     assert "holds a run with epochs 2 (now 3)" in capsys.readouterr().err

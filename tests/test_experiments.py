@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from jocor_fast.config import resolve
-from jocor_fast.experiments import EXPERIMENTS, METHOD_TITLES, PRESETS, Cell, Noise, preset_co_lambda
+from jocor_fast.experiments import EXPERIMENTS, METHOD_TITLES, PRESETS, Cell, Experiment, Noise, preset_co_lambda
 from jocor_fast.methods import METHODS
 from jocor_fast.options import OPTIONS
 from jocor_fast.schedules import steps_per_epoch
@@ -60,9 +60,13 @@ def test_the_ramp_of_digits_has_a_few_hundred_steps() -> None:
     assert settings["ramp_epochs"] * steps_per_epoch(1437, settings["batch_size"]) >= 400
 
 
+def runnable(experiment: Experiment) -> tuple[str, ...]:
+    return tuple(method for method in experiment.methods if method in METHODS)
+
+
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_every_run_of_an_experiment_is_one_that_train_accepts(name: str) -> None:
-    for cell in EXPERIMENTS[name].cells(device="cpu"):
+    for cell in EXPERIMENTS[name].cells(runnable(EXPERIMENTS[name]), device="cpu"):
         config = resolve({name: str(value) for name, value in cell.run_settings(1).items()})
         assert config["device"] == "cpu"
 
@@ -78,3 +82,91 @@ def test_runs_of_different_cells_and_seeds_lie_apart() -> None:
     assert len(folders) == 8
     assert cells[0].run_folder(1) == "mnist-symmetric-0.2/jocor/seed1"
     assert cells[0].noise.title == "Symmetry-20%"
+
+
+HALF = Noise("symmetric", 0.5)
+
+
+def test_the_tables_have_the_papers_cells() -> None:
+    six = ["standard", "f-correction", "decoupling", "coteaching", "coteaching-plus", "jocor"]
+    for name, fourth in (("mnist", "asymmetric"), ("cifar10", "asymmetric"), ("cifar100", "asymmetric-published")):
+        cells = EXPERIMENTS[name].cells()
+        noises = [Noise("symmetric", 0.2), HALF, Noise("symmetric", 0.8), Noise(fourth, 0.4)]
+        assert [(cell.noise, cell.method) for cell in cells] == [(noise, method) for noise in noises for method in six]
+        assert (EXPERIMENTS[name].seeds, cells[0].noise.title, cells[-1].noise.title) == (
+            5,
+            "Symmetry-20%",
+            "Asymmetry-40%",
+        )
+    assert [(cell.noise.title, cell.method) for cell in EXPERIMENTS["clothing1m"].cells()] == [
+        ("Real noise", method) for method in six
+    ]
+
+
+def test_runs_that_experiments_have_in_common_lie_in_one_place_with_the_same_settings() -> None:
+    table = {cell.run_folder(1): cell.run_settings(1) for cell in EXPERIMENTS["mnist"].cells()}
+    ablation = {cell.run_folder(1): cell.run_settings(1) for cell in EXPERIMENTS["ablation"].cells()}
+    lambdas = {cell.run_folder(1): cell.run_settings(1) for cell in EXPERIMENTS["lambda"].cells()}
+    jocor, coteaching = (f"mnist-symmetric-0.5/{method}/seed1" for method in ("jocor", "coteaching"))
+    assert set(table) & set(ablation) == {jocor, coteaching}
+    assert set(table) & set(lambdas) == {jocor}
+    assert table[jocor] == ablation[jocor] == lambdas[jocor]
+    assert sorted(set(lambdas) - {jocor}) == [
+        f"mnist-symmetric-0.5/jocor-lambda-{text}/seed1" for text in ("0.05", "0.35", "0.65")
+    ]
+
+
+def test_the_lambdas_are_those_of_the_papers_figure() -> None:
+    resolved = [
+        resolve({name: str(value) for name, value in cell.run_settings(1).items()})["co_lambda"]
+        for cell in EXPERIMENTS["lambda"].cells()
+    ]
+    assert resolved == [0.05, 0.35, 0.65, 0.95]
+
+
+def test_the_ablation_on_cifar10_shares_the_runs_of_its_table() -> None:
+    cells = EXPERIMENTS["ablation"].on("cifar10").cells()
+    table = {cell.run_folder(2): cell.run_settings(2) for cell in EXPERIMENTS["cifar10"].cells()}
+    shared = [cell for cell in cells if cell.run_folder(2) in table]
+    assert [cell.method for cell in shared] == ["jocor", "coteaching"]
+    for cell in shared:
+        assert cell.run_settings(2) == table[cell.run_folder(2)]
+    assert EXPERIMENTS["ablation"].on("cifar10").title == "Ablation on CIFAR-10 (the paper's figures)"
+
+
+def test_the_noise_is_drawn_anew_for_each_seed_but_once_in_the_published_recipe() -> None:
+    for recipe, draws in (({}, [1, 2, 3]), ({"recipe": "paper"}, [1, 2, 3]), ({"recipe": "published"}, [0, 0, 0])):
+        (cell,) = EXPERIMENTS["mnist"].cells(("jocor",), (HALF,), **recipe)
+        assert [cell.run_settings(seed)["noise_seed"] for seed in (1, 2, 3)] == draws
+        assert [cell.run_settings(seed)["seed"] for seed in (1, 2, 3)] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("recipe", ["paper", "published"])
+def test_lambda_is_the_authors_under_both_recipes(recipe: str) -> None:
+    """The published code's own default, 0.1, is none that they reported results with."""
+    for name, noise, co_lambda in (
+        ("mnist", HALF, 0.95),
+        ("cifar10", HALF, 0.9),
+        ("cifar10", Noise("symmetric", 0.8), 0.65),
+        ("cifar100", HALF, 0.85),
+    ):
+        (cell,) = EXPERIMENTS[name].cells(("jocor",), (noise,), recipe=recipe)
+        config = resolve({name: str(value) for name, value in cell.run_settings(1).items()})
+        assert config["co_lambda"] == co_lambda
+
+
+def test_cifar100_asymmetry_is_the_published_variant_with_half_the_rate_to_forget() -> None:
+    (cell,) = EXPERIMENTS["cifar100"].cells(("jocor",), (Noise("asymmetric-published", 0.4),))
+    settings = cell.run_settings(1)
+    assert (settings["noise"], settings["noise_rate"], settings["forget_rate"]) == ("asymmetric-published", 0.4, 0.2)
+    (symmetric,) = EXPERIMENTS["cifar100"].cells(("jocor",), (HALF,))
+    assert "forget_rate" not in symmetric.run_settings(1)
+    assert any("rate/2" in note for note in EXPERIMENTS["cifar100"].notes)
+
+
+def test_clothing1m_adds_no_noise_and_trains_as_the_paper_says() -> None:
+    (cell,) = EXPERIMENTS["clothing1m"].cells(("jocor",))
+    settings = cell.run_settings(3)
+    assert not {"noise", "noise_rate", "noise_seed"} & set(settings)
+    assert (settings["model"], settings["batch_size"], settings["epochs"], settings["lr"]) == ("resnet18", 64, 15, 8e-4)
+    assert cell.run_folder(3) == "clothing1m-real/jocor/seed3"

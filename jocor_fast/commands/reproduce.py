@@ -3,165 +3,204 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
-import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console, Group
-from rich.live import Live
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.console import Console
 from rich.text import Text
 
-from ..config import ConfigError, resolve
+from ..config import Config, ConfigError, resolve
+from ..data import load_dataset
 from ..engine.environment import resolve_device
 from ..engine.errors import RunError
-from ..experiments import EXPERIMENTS, METHOD_TITLES, Cell, Experiment
-from ..report.reproduction import CSV_COLUMNS, CellResult, draw_results, read_cell, results_table
-from ..report.results import read_json
-from ..report.tables import csv_text, percent, write_text
+from ..experiments import EXPERIMENTS, METHOD_TITLES, Cell, Experiment, Noise
+from ..report.reproduction import (
+    CSV_COLUMNS,
+    CellResult,
+    Figure,
+    draw_results,
+    read_cell,
+    results_table,
+    seeds_at_hand,
+)
+from ..report.results import read_json, read_metrics
+from ..report.tables import csv_text, write_text
 from ..schedules import trained_epochs
+from .reproduce_plan import print_plan
+from .reproduce_progress import ReproductionProgress
 from .run_queue import QueuedRun, run_all
 
 SUMMARY = "run an experiment: several methods and seeds, a table and a figure"
 USAGE = "NAME [OPTIONS]"
 HOW_TO_GO_ON = "the same command goes on where this one stopped"
-_EXPERIMENT_LINES = "\n".join(
-    f"  {experiment.name:<8} {experiment.title}:\n"
-    f"           {' and '.join(METHOD_TITLES[name] for name in experiment.methods)}, {experiment.seeds} seeds each, "
-    f"under {experiment.minutes:g} minutes on two cores"
-    for experiment in EXPERIMENTS.values()
-)
+REPORTS = ("best", "last")
+
+
+def _experiment_line(experiment: Experiment) -> str:
+    names = [METHOD_TITLES[name] for name in experiment.methods]
+    names += [f"λ = {co_lambda:g}" for co_lambda in experiment.co_lambdas]
+    size = f"{experiment.seeds} seeds each" + (
+        f", under {experiment.minutes:g} minutes on two cores" if experiment.minutes else ""
+    )
+    return f"  {experiment.name:<10} {experiment.title}:\n             {', '.join(names)};\n             {size}"
+
+
+_EXPERIMENT_LINES = "\n".join(map(_experiment_line, EXPERIMENTS.values()))
 DESCRIPTION = f"""\
 Run an experiment: methods side by side, each with several seeds, then a table
-and a figure. Runs that are finished already are not repeated, so that the same
-command goes on where an earlier one stopped.
+and a figure, beside the paper's figures where it has them. Runs that are
+finished already are not repeated, so that the same command goes on where an
+earlier one stopped. --dry-run says what there is to do and how long it takes.
 
 experiments
 {_EXPERIMENT_LINES}"""
-HEARTBEAT_SECONDS = 15.0  # between lines where nothing can be redrawn
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what `reproduce` takes; the values are checked in `run`."""
     parser.add_argument("experiment", metavar="NAME", nargs="?", help=f"the experiment: {', '.join(EXPERIMENTS)}")
-    parser.add_argument("--methods", metavar="A,B", help="only these methods (default: those of the experiment)")
-    parser.add_argument(
-        "--seeds", metavar="N", help="runs a method, with seeds and noise draws 1 … N (default: the experiment's)"
+    cells = parser.add_argument_group("which runs (default: those of the experiment)")
+    cells.add_argument("--methods", metavar="A,B", help="only these methods")
+    cells.add_argument("--noise", metavar="A,B", help="only under this noise, as symmetric-0.5,asymmetric-0.4")
+    cells.add_argument("--seeds", metavar="N", help="runs a method, with seeds and noise draws 1 … N")
+    cells.add_argument("--dataset", metavar="NAME", help="ablation: mnist or cifar10 (default: mnist)")
+    training = parser.add_argument_group("how they train (default: as the experiment and `train` say)")
+    training.add_argument("--epochs", metavar="N", help="epochs a run")
+    training.add_argument(
+        "--recipe", metavar="NAME", help="paper or published; published: one noise draw for all seeds"
     )
-    parser.add_argument("--epochs", metavar="N", help="epochs a run (default: the experiment's)")
-    parser.add_argument("--device", metavar="DEV", default="auto", help="auto, cpu, cuda or cuda:N (default: auto)")
-    parser.add_argument("--jobs", metavar="N", help="runs at a time (default: one a CPU core, or one on a GPU)")
-    parser.add_argument(
-        "--output", metavar="DIR", help="folder for the runs, the table and the figure (default: runs/reproduce-NAME)"
+    training.add_argument("--val-fraction", metavar="F", help="share of the training data to hold out for validation")
+    training.add_argument("--val-labels", metavar="KIND", help="which labels to validate on: clean or noisy")
+    machine = parser.add_argument_group("where")
+    machine.add_argument("--device", metavar="DEV", default="auto", help="auto, cpu, cuda or cuda:N (default: auto)")
+    machine.add_argument(
+        "--jobs",
+        metavar="N",
+        help="runs at a time (default: as many as the cores and the memory have room for; on a GPU 1)",
     )
+    machine.add_argument("--data-root", metavar="DIR", help="folder of the data sets, as `train` takes it")
+    machine.add_argument(
+        "--output", metavar="DIR", help="folder for runs, table and figure (default: runs/reproduce-DATASET)"
+    )
+    results = parser.add_argument_group("results")
+    results.add_argument(
+        "--report", metavar="WHICH", default="last",
+        help="a run's figure: last (the mean over its last epochs; default), or best (its epoch of the best validation "
+        "accuracy, which needs --val-fraction)",
+    )  # fmt: skip
+    results.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="print the plan, the commands and an estimate of the time, and run nothing",
+    )
+
+
+@dataclass(frozen=True)
+class Reproduction:
+    """What a command line asks for.
+
+    Attributes:
+        figure: what a run stands for in the table.
+        chosen: the cells to run; `cells`: all that the table shows.
+        seeds: the seeds to run.
+        output: the folder of the runs; `results`: that of the table and the figure.
+    """
+
+    experiment: Experiment
+    figure: Figure
+    chosen: list[Cell]
+    cells: list[Cell]
+    seeds: range
+    output: Path
+    results: Path
+
+    @staticmethod
+    def of(arguments: argparse.Namespace) -> Reproduction:
+        """Read the flags; what is wrong with one is a ConfigError that names it."""
+        experiment = _experiment(arguments.experiment, arguments.dataset)
+        overrides = _overrides(arguments)
+        chosen = experiment.cells(
+            _methods(arguments.methods, experiment), _noises(arguments.noise, experiment), **overrides
+        )
+        recipe = "-published" if arguments.recipe == "published" else ""
+        output = Path(arguments.output or f"runs/reproduce-{experiment.dataset}{recipe}")
+        return Reproduction(
+            experiment=experiment,
+            figure=Figure(_report_kind(arguments, experiment), experiment.averaged_epochs),
+            chosen=chosen,
+            cells=experiment.cells(**overrides),
+            seeds=range(1, _count("--seeds", arguments.seeds, experiment.seeds) + 1),
+            output=output,
+            results=output / experiment.folder,
+        )
+
+    def seeds_of(self, cell: Cell) -> list[int]:
+        """The seeds of a cell in the table: those to run, and whatever else is there already."""
+        asked = set(self.seeds) if cell in self.chosen else set[int]()
+        return sorted(asked.union(seeds_at_hand(self.output, cell))) or list(self.seeds)
+
+    def read(self, failed: Sequence[QueuedRun]) -> list[CellResult]:
+        """Every cell of the table, from the files of its runs."""
+        folders = {run.folder for run in failed}
+        return [read_cell(self.output, cell, self.seeds_of(cell), self.figure, folders) for cell in self.cells]
+
+    def write_table(self, results: Sequence[CellResult]) -> None:
+        """Write table.md and table.csv."""
+        self.results.mkdir(parents=True, exist_ok=True)
+        table = results_table(results, self.experiment.title, self.experiment.notes)
+        write_text(self.results / "table.md", table.markdown())
+        write_text(self.results / "table.csv", csv_text(CSV_COLUMNS, [result.csv_row() for result in results]))
 
 
 def run(arguments: argparse.Namespace, console: Console) -> int:
     """Make the runs that are missing, then write and print the results; 1 if a run failed."""
-    experiment = _experiment(arguments.experiment)
-    seeds = range(1, _count("--seeds", arguments.seeds, experiment.seeds) + 1)
-    cells = experiment.cells(_methods(arguments.methods, experiment), **_overrides(arguments))
-    output = Path(arguments.output or f"runs/reproduce-{experiment.name}")
-    runs = [_queued(cell, seed, output) for seed in seeds for cell in cells]
-    _check_earlier_runs(runs)
-    left = [run for run in runs if not _is_finished(run)]
-    jobs = min(len(left), _count("--jobs", arguments.jobs, _default_jobs(arguments.device, experiment.threads)))
-    names = " and ".join(METHOD_TITLES[cell.method] for cell in cells)
-    seed_text = f"seeds 1 to {len(seeds)}" if len(seeds) > 1 else "seed 1"
-    console.print(f"{experiment.title}: {names}, {seed_text}", soft_wrap=True)
-    if not left:
-        console.print(f"all {len(runs)} runs are finished already")
-    else:
-        console.print(f"{_plan(len(left), len(runs))}, {jobs} at a time, in {output}", soft_wrap=True)
-        with ReproductionProgress(console, runs) as progress:
+    asked = Reproduction.of(arguments)
+    experiment = asked.experiment
+    runs = [_queued(cell, seed, asked.output) for seed in asked.seeds for cell in asked.chosen]
+    for cell in asked.cells:
+        for seed in seeds_at_hand(asked.output, cell):
+            _check_earlier_run(asked.output / cell.run_folder(seed), _config(cell, seed))
+    left = [run for run in runs if not run.is_finished]
+    jobs = _count("--jobs", arguments.jobs, _default_jobs(arguments.device, experiment))
+    _print_heading(asked, console)
+    if arguments.dry_run:
+        print_plan(
+            asked.chosen, asked.seeds, asked.output, runs, jobs=jobs, threads=experiment.threads, console=console
+        )
+        return 0
+    if left:
+        jobs = min(len(left), jobs)
+        console.print(f"{_plan(len(left), len(runs))}, {jobs} at a time, in {asked.output}", soft_wrap=True)
+        # Once, before the first run: what is absent or unknown is said at once, and no two runs download the same.
+        load_dataset(experiment.dataset, arguments.data_root, announce=lambda text: console.print(Text(text)))
+
+        def rewrite_table() -> None:
+            asked.write_table(asked.read([run for run in left if run.error is not None]))
+
+        with ReproductionProgress(console, runs, rewrite_table) as progress:
             run_all(left, jobs=jobs, threads=experiment.threads, on_change=progress.on_change, on_poll=progress.on_poll)
+    else:
+        console.print(f"all {len(runs)} runs are finished already")
     failed = [run for run in left if run.error is not None]
-    results = [read_cell(output, cell, seeds, failed={run.folder for run in failed}) for cell in cells]
-    _report(results, experiment, output, console)
+    _report(asked, asked.read(failed), console)
     if failed:
         raise RunError(f"{len(failed)} of {len(left)} runs failed, first {failed[0].name}: {failed[0].error}")
     return 0
 
 
-class ReproductionProgress:
-    """One bar for all runs and a line for each that is going on; without a terminal a line now and then."""
-
-    def __init__(self, console: Console, runs: Sequence[QueuedRun]) -> None:
-        self.console = console
-        self.runs = runs
-        self._running: dict[str, TaskID] = {}
-        self._started = self._spoken = time.monotonic()
-        self._at_start = self._done()
-        self._total = sum(run.epochs for run in runs)
-        self._all = Progress(
-            TextColumn("all runs"),
-            BarColumn(),
-            TextColumn("{task.percentage:>3.0f} %"),
-            TimeRemainingColumn(compact=True),
-            TextColumn("left"),
-            console=console,
-        )
-        self._each = Progress(
-            TextColumn("  {task.description}"), TextColumn("epoch {task.completed}/{task.total}"), console=console
-        )
-        self._all_task = self._all.add_task("all", total=self._total, completed=self._at_start)
-        self._live = (
-            Live(Group(self._all, self._each), console=console, transient=True) if console.is_interactive else None
-        )
-
-    def __enter__(self) -> ReproductionProgress:
-        if self._live is not None:
-            self._live.start()
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        if self._live is not None:
-            self._live.stop()
-
-    def on_change(self, run: QueuedRun) -> None:
-        """A run has started or ended."""
-        if run.name not in self._running:
-            self._running[run.name] = self._each.add_task(run.name, total=run.epochs, completed=run.epochs_done)
-            return
-        self._each.remove_task(self._running.pop(run.name))
-        summary = read_json(run.folder / "summary.json") if run.error is None else None
-        if summary is None:
-            self._say(f"{run.name}: failed: {run.error}")
-        else:
-            accuracy = summary["last_10_mean"]["test_accuracy"]
-            self._say(f"{run.name}: test accuracy {percent(accuracy)} % over its last epochs")
-
-    def on_poll(self) -> None:
-        """Follow the files of the runs."""
-        for run in self.runs:
-            if run.name in self._running:
-                self._each.update(self._running[run.name], completed=run.epochs_done)
-        self._all.update(self._all_task, completed=self._done())
-        if self._live is None and time.monotonic() - self._spoken >= HEARTBEAT_SECONDS:
-            self._say(f"{100 * self._done() / self._total:.0f} % of all epochs{self._time_left()}")
-
-    def _say(self, text: str) -> None:
-        self._spoken = time.monotonic()
-        self.console.print(text, soft_wrap=True)
-        self.console.file.flush()
-
-    def _done(self) -> int:
-        return sum(run.epochs_done for run in self.runs)
-
-    def _time_left(self) -> str:
-        gained = self._done() - self._at_start
-        if not gained:
-            return ""
-        return f", about {(self._total - self._done()) / gained * (time.monotonic() - self._started):.0f} s left"
-
-
-def _experiment(name: str | None) -> Experiment:
+def _experiment(name: str | None, dataset: str | None) -> Experiment:
     if name is None or name not in EXPERIMENTS:
         said = "got nothing" if name is None else f"got {name!r}"
         raise ConfigError(f"reproduce takes the name of an experiment, one of {', '.join(EXPERIMENTS)}, {said}")
-    return EXPERIMENTS[name]
+    experiment = EXPERIMENTS[name]
+    accepted = (experiment.dataset, *experiment.other_datasets)
+    if dataset is not None and dataset not in accepted:
+        raise ConfigError(f"--dataset must be {' or '.join(accepted)} for {name}, got {dataset!r}")
+    return experiment.on(dataset or experiment.dataset)
 
 
 def _methods(text: str | None, experiment: Experiment) -> tuple[str, ...]:
@@ -174,6 +213,29 @@ def _methods(text: str | None, experiment: Experiment) -> tuple[str, ...]:
     return chosen
 
 
+def _noises(text: str | None, experiment: Experiment) -> tuple[Noise, ...]:
+    """The experiment's noises by name; "asymmetric" also finds the published variant."""
+    if text is None:
+        return experiment.noises
+    chosen = []
+    for name in dict.fromkeys(part.strip() for part in text.split(",")):
+        kind, _, rate = name.rpartition("-")
+        found = [noise for noise in experiment.noises if noise.name == name or _is_noise(noise, kind, rate)]
+        if not found:
+            names = ", ".join(noise.name for noise in experiment.noises)
+            raise ConfigError(f"--noise must name some of {names}, got {name!r}")
+        chosen += found
+    return tuple(dict.fromkeys(chosen))
+
+
+def _is_noise(noise: Noise, kind: str, rate: str) -> bool:
+    try:
+        same_rate = noise.rate is not None and math.isclose(float(rate), noise.rate)
+    except ValueError:
+        return False
+    return same_rate and kind in (noise.kind, noise.kind.removesuffix("-published"))
+
+
 def _count(flag: str, text: str | None, default: int) -> int:
     try:
         count = default if text is None else int(text)
@@ -184,28 +246,37 @@ def _count(flag: str, text: str | None, default: int) -> int:
     return count
 
 
+def _report_kind(arguments: argparse.Namespace, experiment: Experiment) -> str:
+    kind: str = arguments.report
+    if kind not in REPORTS:
+        raise ConfigError(f"--report must be one of {', '.join(REPORTS)}, got {kind!r}")
+    if kind == "best" and arguments.val_fraction is None and not experiment.own_validation:
+        raise ConfigError("--report best needs --val-fraction: test labels choose nothing")
+    return kind
+
+
 def _overrides(arguments: argparse.Namespace) -> dict[str, Any]:
     overrides: dict[str, Any] = {"device": arguments.device}
     if arguments.epochs is not None:
         overrides["epochs"] = _count("--epochs", arguments.epochs, 1)
+    for name in ("recipe", "val_fraction", "val_labels", "data_root"):
+        if getattr(arguments, name) is not None:
+            overrides[name] = getattr(arguments, name)
     return overrides
 
 
+def _config(cell: Cell, seed: int) -> Config:
+    """The settings of a run, resolved as `train` does it, so that a wrong one is told before any run."""
+    return resolve({name: str(value) for name, value in cell.run_settings(seed).items()})
+
+
 def _queued(cell: Cell, seed: int, output: Path) -> QueuedRun:
-    settings = cell.run_settings(seed)
-    config = resolve(
-        {name: str(value) for name, value in settings.items()}
-    )  # so that a wrong one is told before any run
+    config = _config(cell, seed)
     epochs = trained_epochs(config["epochs"], config["recipe"])
-    name = f"{METHOD_TITLES[cell.method]}, {cell.noise.title}, seed {seed}"
-    run = QueuedRun(name, output / cell.run_folder(seed), settings, epochs)
-    run.epochs_done = epochs if _is_finished(run) else 0
+    name = f"{cell.title}, {cell.noise.title}, seed {seed}"
+    run = QueuedRun(name, output / cell.run_folder(seed), cell.run_settings(seed), epochs)
+    run.epochs_done = epochs if run.is_finished else len(read_metrics(run.folder))
     return run
-
-
-def _is_finished(run: QueuedRun) -> bool:
-    summary = read_json(run.folder / "summary.json")
-    return summary is not None and summary["status"] == "finished"
 
 
 def _plan(left: int, planned: int) -> str:
@@ -215,42 +286,54 @@ def _plan(left: int, planned: int) -> str:
     return f"{left} run{'s' * (left > 1)}{finished}"
 
 
-def _check_earlier_runs(runs: Sequence[QueuedRun]) -> None:
-    """Runs in the output folder go on only with the settings that they were started with."""
-    for run in runs:
-        config = read_json(run.folder / "config.json") or {}
-        earlier = config.get("settings", {})
-        changed = [name for name, value in run.settings.items() if name in earlier and earlier[name] != value]
-        if changed:
-            differences = ", ".join(f"{name} {earlier[name]} (now {run.settings[name]})" for name in changed)
-            raise RunError(
-                f"{run.folder} holds a run with {differences}; choose another --output, or the same settings"
-            )
+def _check_earlier_run(folder: Path, config: Config) -> None:
+    """A run in the output folder goes on, or stands in the table, only with the settings that are asked for.
+
+    Where it was computed does not matter to a finished run, and an unfinished one refuses another device by itself.
+    """
+    earlier = (read_json(folder / "config.json") or {}).get("settings", {})
+    changed = [
+        name
+        for name, value in config.values.items()
+        if name in earlier and value is not None and name != "device" and earlier[name] != value
+    ]
+    if changed:
+        differences = ", ".join(f"{name} {earlier[name]} (now {config[name]})" for name in changed)
+        raise RunError(f"{folder} holds a run with {differences}; choose another --output, or the same settings")
 
 
-def _default_jobs(device: str, threads: int) -> int:
-    """One run a CPU core that it can use; one on a GPU."""
+def _default_jobs(device: str, experiment: Experiment) -> int:
+    """As many runs as the CPU has cores and memory for; one on a GPU."""
     try:
         if resolve_device(device).type == "cuda":
             return 1
     except ValueError as error:
         raise ConfigError(f"--{error}") from error
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, cores // threads)
+    gigabytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
+    return max(1, min(cores // experiment.threads, int(gigabytes / experiment.gigabytes)))
 
 
-def _report(results: Sequence[CellResult], experiment: Experiment, output: Path, console: Console) -> None:
-    table = results_table(results, experiment.title)
-    output.mkdir(parents=True, exist_ok=True)
-    write_text(output / "table.md", table.markdown())
-    write_text(output / "table.csv", csv_text(CSV_COLUMNS, [result.csv_row() for result in results]))
-    draw_results(results, output / "curves.png", experiment.title)
-    console.print(table.rich())
-    means = {result.cell.method: result.csv_row()["mean"] for result in results}
-    standard, jocor = means.get("standard"), means.get("jocor")
-    if standard is not None and jocor is not None:
-        points = 100 * (jocor - standard)
-        side = "above" if points >= 0 else "below"
-        console.print(f"JoCoR is {abs(points):.1f} points {side} Standard.")
-    for what, name in (("curves", "curves.png"), ("table", "table.md, table.csv"), ("runs", "")):
-        console.print(Text(f"{what:<7} {output / name}"), soft_wrap=True)
+def _print_heading(asked: Reproduction, console: Console) -> None:
+    names = list(dict.fromkeys(cell.title for cell in asked.chosen))
+    together = ", ".join(names[:-1]) + " and " + names[-1] if len(names) > 1 else names[0]
+    seeds = f"seeds 1 to {len(asked.seeds)}" if len(asked.seeds) > 1 else "seed 1"
+    console.print(f"{asked.experiment.title}: {together}, {seeds}", soft_wrap=True)
+    for note in asked.experiment.notes:
+        console.print(note, soft_wrap=True)
+
+
+def _report(asked: Reproduction, results: Sequence[CellResult], console: Console) -> None:
+    asked.write_table(results)
+    draw_results(results, asked.results / "curves.png", asked.experiment.title)
+    console.print(results_table(results, asked.experiment.title).rich())
+    if asked.experiment.name == "digits":
+        means = {result.cell.method: result.csv_row()["mean"] for result in results}
+        standard, jocor = means.get("standard"), means.get("jocor")
+        if standard is not None and jocor is not None:
+            points = 100 * (jocor - standard)
+            side = "above" if points >= 0 else "below"
+            console.print(f"JoCoR is {abs(points):.1f} points {side} Standard.")
+    places = (("curves", asked.results / "curves.png"), ("table", asked.results / "table.md, table.csv"))
+    for what, place in (*places, ("runs", asked.output)):
+        console.print(Text(f"{what:<7} {place}"), soft_wrap=True)

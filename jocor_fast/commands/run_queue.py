@@ -19,12 +19,10 @@ from types import FrameType
 from typing import Any
 
 from ..options import OPTIONS
-from ..report.results import read_metrics
+from ..report.results import LOG_NAME, read_error, read_json, read_metrics
 
-LOG_NAME = "train.log"
 POLL_SECONDS = 0.25
 STOP_SECONDS = 20.0  # what a run gets to write its checkpoint after SIGTERM
-ERROR_PREFIX = "jocor-fast: error: "
 
 
 @dataclass
@@ -47,8 +45,12 @@ class QueuedRun:
 
     def command(self) -> list[str]:
         """The command line that makes this run; it goes on where an earlier one stopped."""
+        return [sys.executable, "-m", "jocor_fast", *self.arguments()]
+
+    def arguments(self) -> list[str]:
+        """The same as what stands after `jocor-fast`."""
         flags = [part for name, value in self.settings.items() for part in (OPTIONS[name].flag, str(value))]
-        return [sys.executable, "-m", "jocor_fast", "train", *flags, "--output", str(self.folder), "--resume"]
+        return ["train", *flags, "--output", str(self.folder), "--resume"]
 
     def start(self, threads: int) -> None:
         """Start the run as a process with so many threads."""
@@ -59,7 +61,8 @@ class QueuedRun:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, "OMP_NUM_THREADS": str(threads)},
+                # Threads that spin while they wait would take the cores from the runs beside them.
+                env={"OMP_WAIT_POLICY": "PASSIVE", **os.environ, "OMP_NUM_THREADS": str(threads)},
                 start_new_session=True,  # Ctrl-C reaches this process alone, which then stops its runs in order
             )
 
@@ -73,6 +76,12 @@ class QueuedRun:
         if code != 0:
             self.error = self._reason(code)
         return True
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether its summary says so."""
+        summary = read_json(self.folder / "summary.json")
+        return summary is not None and summary["status"] == "finished"
 
     def request_stop(self) -> None:
         """Ask the run to write its checkpoint and end."""
@@ -90,12 +99,8 @@ class QueuedRun:
 
     def _reason(self, code: int) -> str:
         """The sentence that the run ended with, else its exit code and where its output lies."""
-        log = self.folder / LOG_NAME
-        for line in reversed(log.read_text(encoding="utf-8", errors="replace").splitlines()):
-            if line.startswith(ERROR_PREFIX):
-                return line.removeprefix(ERROR_PREFIX)
         ended = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-        return f"it {ended}; its output is in {log}"
+        return read_error(self.folder) or f"it {ended}; its output is in {self.folder / LOG_NAME}"
 
 
 def run_all(

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..experiments import METHOD_TITLES, Cell
-from .results import STD_DDOF, best_epoch, mean_and_std, read_json, read_metrics
+from ..experiments import Cell
+from ..paper_results import PaperResult, paper_result
+from .results import STD_DDOF, best_epoch, mean_and_std, read_error, read_json, read_metrics
 from .tables import TextTable, percent, percent_with_std
 
 CSV_COLUMNS = (
@@ -18,91 +19,173 @@ CSV_COLUMNS = (
 
 
 @dataclass(frozen=True)
+class Figure:
+    """Which number a run stands for.
+
+    Attributes:
+        report: "last": the mean over the last epochs; "best": the epoch with the best validation accuracy.
+        averaged_epochs: how many last epochs, 10 or 1.
+    """
+
+    report: str = "last"
+    averaged_epochs: int = 10
+
+    @property
+    def text(self) -> str:
+        """What the note under the table says of a run's figure."""
+        if self.report == "best":
+            return "test accuracies at each run's epoch of the best validation accuracy"
+        return "means over the last ten epochs of each run" if self.averaged_epochs > 1 else "each run's last epoch"
+
+    def of(self, name: str, summary: Mapping[str, Any], metrics: Sequence[Mapping[str, Any]]) -> float | None:
+        """A field of metrics.jsonl as the figure of a finished run; None where it has none."""
+        if self.report == "best":
+            best = summary["best_by_validation"]
+            source = next((line for line in metrics if best is not None and line["epoch"] == best["epoch"]), {})
+        else:
+            source = summary["last_10_mean" if self.averaged_epochs > 1 else "last"]
+        value: float | None = source.get(name)
+        return value
+
+
+@dataclass(frozen=True)
 class CellResult:
     """A cell of the table and the runs that were finished for it.
 
     Attributes:
+        figure: what a run stands for.
         planned: the seeds that belong to the cell.
         metrics, summaries: of the finished runs, by seed.
-        unfinished: why the others are missing, by seed ("not run", "diverged", "failed", "interrupted").
+        missing: why the others are, by seed ("not run", "diverged", "failed", "interrupted", "unfinished").
     """
 
     cell: Cell
+    figure: Figure
     planned: tuple[int, ...]
     metrics: Mapping[int, list[dict[str, Any]]]
     summaries: Mapping[int, dict[str, Any]]
-    unfinished: Mapping[int, str]
+    missing: Mapping[int, str]
 
     @property
     def status(self) -> str:
         """ "3/3", or "2/3 (seed 2: diverged)", or "not run"."""
-        if not self.summaries and set(self.unfinished.values()) == {"not run"}:
+        if not self.summaries and set(self.missing.values()) <= {"not run"}:
             return "not run"
-        missing = ", ".join(f"seed {seed}: {why}" for seed, why in self.unfinished.items())
+        missing = ", ".join(f"seed {seed}: {why}" for seed, why in self.missing.items())
         return f"{len(self.summaries)}/{len(self.planned)}" + (f" ({missing})" if missing else "")
+
+    @property
+    def paper(self) -> PaperResult | None:
+        """The paper's figure for the cell; it has none for a λ of our own choice."""
+        cell = self.cell
+        if cell.compared_lambda not in (None, cell.preset_lambda):
+            return None
+        return paper_result(cell.dataset, cell.noise.kind, cell.noise.rate, cell.method, report=self.figure.report)
 
     def csv_row(self) -> dict[str, Any]:
         """The row of table.csv, in fractions; the paper's figures are left out where the paper has none."""
-        mean, std = mean_and_std(self._last_ten("test_accuracy"))
-        precision, _ = mean_and_std(self._last_ten("label_precision"))
+        mean, std = mean_and_std(self._figures("test_accuracy"))
+        precision, _ = mean_and_std(self._figures("label_precision"))
         best, _ = mean_and_std(
             line["test_accuracy"] for line in map(best_epoch, self.metrics.values()) if line is not None
         )
+        paper = self.paper
         return {
             "dataset": self.cell.dataset,
             "noise": self.cell.noise.kind,
             "rate": self.cell.noise.rate,
-            "method": self.cell.method,
+            "method": self.cell.name,
             "n": len(self.summaries),
             "mean": mean,
             "std": std,
             "ddof": STD_DDOF,
             "label_precision": precision,
             "best": best,
+            "paper_mean": paper.mean if paper else None,
+            "paper_std": paper.std if paper else None,
+            "difference": mean - paper.mean if paper and mean is not None else None,
             "status": self.status,
         }
 
-    def _last_ten(self, name: str) -> list[float]:
-        values = (summary["last_10_mean"][name] for summary in self.summaries.values())
+    def _figures(self, name: str) -> list[float]:
+        values = (self.figure.of(name, summary, self.metrics[seed]) for seed, summary in self.summaries.items())
         return [value for value in values if value is not None]
 
 
-def read_cell(output: Path, cell: Cell, seeds: Sequence[int], failed: Collection[Path] = ()) -> CellResult:
-    """Collect a cell's runs from OUTPUT/<cell>/seed<N>; `failed` are the folders of runs that ended with an error."""
+def read_cell(
+    output: Path, cell: Cell, seeds: Sequence[int], figure: Figure = Figure(), failed: Collection[Path] = ()
+) -> CellResult:
+    """Collect a cell's runs from OUTPUT/<cell>/seed<N>.
+
+    Args:
+        seeds: those that belong to the cell, with or without a folder.
+        failed: the folders of runs that have just ended with an error.
+    """
     metrics: dict[int, list[dict[str, Any]]] = {}
     summaries: dict[int, dict[str, Any]] = {}
-    unfinished: dict[int, str] = {}
+    missing: dict[int, str] = {}
     for seed in seeds:
         folder = output / cell.run_folder(seed)
-        summary = read_json(folder / "summary.json")
-        if summary is not None and summary["status"] == "finished":
+        summary = read_json(folder / "summary.json") or {}
+        status = summary.get("status")
+        if status == "finished":
             metrics[seed], summaries[seed] = read_metrics(folder), summary
-        elif summary is not None and summary["status"] == "diverged":
-            unfinished[seed] = "diverged"
-        elif folder in failed:
-            unfinished[seed] = "failed"
+        elif status != "diverged" and folder in failed:
+            missing[seed] = "failed"
+        elif status is not None:
+            missing[seed] = status
+        elif read_error(folder) is not None:
+            missing[seed] = "failed"
         else:
-            unfinished[seed] = "interrupted" if (folder / "metrics.jsonl").exists() else "not run"
-    return CellResult(cell, tuple(seeds), metrics, summaries, unfinished)
+            missing[seed] = "unfinished" if (folder / "metrics.jsonl").exists() else "not run"
+    return CellResult(cell, figure, tuple(seeds), metrics, summaries, missing)
 
 
-def results_table(results: Sequence[CellResult], title: str) -> TextTable:
-    """The table for people, in percent."""
+def seeds_at_hand(output: Path, cell: Cell) -> list[int]:
+    """The seeds of a cell that have a folder, in order."""
+    folders = (output / cell.run_folder(0)).parent.glob("seed*")
+    names = (folder.name.removeprefix("seed") for folder in folders)
+    return sorted(int(name) for name in names if name.isdecimal())
+
+
+def results_table(results: Sequence[CellResult], title: str, notes: Sequence[str] = ()) -> TextTable:
+    """The table for people, in percent; the paper's figures and whether they are met where the paper has any."""
+    compared = any(result.paper for result in results)
     rows: list[tuple[str, ...]] = []
     for result in results:
         row = result.csv_row()
         figures = (percent_with_std(row["mean"], row["std"]), percent(row["label_precision"]), percent(row["best"]))
-        rows.append((result.cell.noise.title, METHOD_TITLES[result.cell.method], *figures, result.status))
+        beside = _beside_the_paper(result.paper, row["mean"]) if compared else ()
+        rows.append((result.cell.noise.title, result.cell.title, *figures, *beside, result.status))
+    figure = results[0].figure
+    note = (
+        f"Test accuracy, label precision: {figure.text}, then mean ± standard deviation (ddof {STD_DDOF}) over runs. "
+        "Best epoch: chosen by the test labels, so not a result to report."
+    )
+    if compared:
+        note += (
+            " Target: the paper's figure is met from max(1.0, 2 · its standard deviation) points below it; the paper's "
+            "are over five runs."
+        )
     return TextTable(
-        ("noise", "method", "test accuracy", "label precision", "best epoch", "runs"),
+        (
+            "noise", "method", "test accuracy", "label precision", "best epoch",
+            *(("paper", "difference", "target") if compared else ()), "runs",
+        ),
         rows,
         title=f"{title} (in %)",
         text_columns=2,
-        note=(
-            f"Means over the last ten epochs of each run, then mean ± standard deviation (ddof {STD_DDOF}) over runs. "
-            "Best epoch: chosen by the test labels, so not a result to report."
-        ),
-    )
+        note="\n\n".join([note, *notes]),
+    )  # fmt: skip
+
+
+def _beside_the_paper(paper: PaperResult | None, mean: float | None) -> tuple[str, str, str]:
+    if paper is None:
+        return "", "", ""
+    quoted = percent_with_std(paper.mean, paper.std)
+    if mean is None:
+        return quoted, "", ""
+    return quoted, f"{100 * (mean - paper.mean):+.2f}", "met" if paper.met_by(mean) else "missed"
 
 
 def draw_results(results: Sequence[CellResult], path: Path, title: str) -> None:
@@ -113,5 +196,5 @@ def draw_results(results: Sequence[CellResult], path: Path, title: str) -> None:
     for result in results:
         methods = panels.setdefault(result.cell.noise.title, {})
         if result.metrics:
-            methods[METHOD_TITLES[result.cell.method]] = list(result.metrics.values())
+            methods[result.cell.title] = list(result.metrics.values())
     draw_comparison(panels, path, title)

@@ -11,6 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+LOG_NAME = "train.log"  # what a run that `jocor-fast reproduce` started has printed
+ERROR_PREFIX = "jocor-fast: error: "
 STD_DDOF = 1  # the sample standard deviation: five runs stand for the runs one might have made
 
 
@@ -42,6 +44,16 @@ def read_metrics(run: Path) -> list[dict[str, Any]]:
         return []
     whole = text[: text.rfind("\n") + 1]
     return [json.loads(line) for line in whole.splitlines() if line]
+
+
+def read_error(run: Path) -> str | None:
+    """The sentence in RUN/train.log that the run ended with; None where it did not end with an error."""
+    try:
+        text = (run / LOG_NAME).read_text(encoding="utf-8", errors="replace")
+    except FileNotFoundError:
+        return None
+    errors = [line for line in text.splitlines() if line.startswith(ERROR_PREFIX)]
+    return errors[-1].removeprefix(ERROR_PREFIX) if errors else None
 
 
 def read_json(path: Path) -> dict[str, Any] | None:

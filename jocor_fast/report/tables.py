@@ -31,6 +31,19 @@ def percent_with_std(mean: float | None, std: float | None, digits: int = 2) -> 
     return percent(mean, digits) + (f" ± {percent(std, digits)}" if mean is not None and std is not None else "")
 
 
+def duration(seconds: float) -> str:
+    """A time for people, no finer than they need: "45 s", "12 min", "3 h 20 min", "2 d 5 h"."""
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    if minutes < 60:
+        return f"{minutes} min"
+    hours, minutes = divmod(minutes, 60)
+    if hours < 24:
+        return f"{hours} h {minutes} min"
+    return "{} d {} h".format(*divmod(round(hours + minutes / 60), 24))
+
+
 @dataclass(frozen=True)
 class TextTable:
     """Headings and rows of formatted text; the first `text_columns` are left-aligned, the others hold numbers."""
@@ -69,7 +82,8 @@ class TextTable:
             caption_justify="left",
         )
         for i, heading in enumerate(self.columns):
-            table.add_column(Text(heading), justify="left" if i < self.text_columns else "right")
+            name = i < self.text_columns  # names stay whole where the table is wider than the screen
+            table.add_column(Text(heading), justify="left" if name else "right", no_wrap=name)
         for row in self.rows:
             table.add_row(*map(Text, row))
         return table

@@ -1,0 +1,82 @@
+"""What `jocor-fast reproduce --dry-run` prints: the cells, the commands, and an estimate of the time."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.text import Text
+
+from ..config import Config, resolve
+from ..experiments import Cell
+from ..report.tables import NOT_AVAILABLE, TextTable, duration
+from .run_queue import QueuedRun
+from .step_times import EpochTime, StepTimes, expected_forget_rate
+
+
+def print_plan(
+    cells: Sequence[Cell],
+    seeds: Sequence[int],
+    output: Path,
+    runs: Sequence[QueuedRun],
+    *,
+    jobs: int,
+    threads: int,
+    console: Console,
+) -> None:
+    """Print the cells with what is finished of them, the commands of the runs that are left, and how long they take.
+
+    A few steps of every network and method are trained for the estimate, on made-up samples of the data set's size.
+    """
+    left = {run.folder: run for run in runs if not run.is_finished}
+    times = StepTimes(threads)
+    rows: list[tuple[str, ...]] = []
+    seconds_of_runs: list[float] = []
+    for cell in cells:
+        config = resolve({name: str(value) for name, value in cell.run_settings(seeds[0]).items()})
+        folders = [output / cell.run_folder(seed) for seed in seeds]
+        epochs = [left[folder].epochs - left[folder].epochs_done for folder in folders if folder in left]
+        time = times.of(config) if epochs else EpochTime(0.0, "")
+        seconds_of_runs += [time.seconds * count for count in epochs]
+        rows.append(_row(cell, config, len(seeds) - len(epochs), len(seeds), sum(epochs), time))
+    table = TextTable(
+        ("noise", "method", "λ", "τ", "done", "epochs", "each", "time"),
+        rows,
+        text_columns=2,
+        note="epochs: left to train; each: an epoch with its evaluation; time: one run after the other",
+    )
+    console.print(table.rich())
+    for reason in dict.fromkeys(times.failures.values()):
+        console.print(Text(f"no estimate for some of them: {reason}"), soft_wrap=True)
+    if not left:
+        console.print(f"all {len(runs)} runs are finished already")
+        return
+    console.print("commands")
+    for run in left.values():
+        console.print(Text(f"  jocor-fast {shlex.join(run.arguments())}"), soft_wrap=True)
+    at_a_time = min(jobs, len(left))
+    total = max(sum(seconds_of_runs) / at_a_time, max(seconds_of_runs))
+    console.print(
+        f"{len(left)} of {len(runs)} runs left, {at_a_time} at a time with {threads} thread{'s' * (threads > 1)} each: "
+        f"about {duration(total)}, from a few measured steps",
+        soft_wrap=True,
+    )
+
+
+def _row(cell: Cell, config: Config, finished: int, planned: int, epochs_left: int, time: EpochTime) -> tuple[str, ...]:
+    co_lambda = f"{config['co_lambda']:g}" if cell.method == "jocor" else NOT_AVAILABLE
+    forget_rate = expected_forget_rate(config)
+    epoch = "" if not epochs_left else NOT_AVAILABLE if time.failure else f"{time.seconds:.2g} s"
+    rest = "" if not epochs_left else NOT_AVAILABLE if time.failure else duration(time.seconds * epochs_left)
+    return (
+        cell.noise.title,
+        cell.title,
+        co_lambda,
+        NOT_AVAILABLE if forget_rate is None else f"{forget_rate:.4g}",
+        f"{finished}/{planned}",
+        str(epochs_left),
+        epoch,
+        rest,
+    )

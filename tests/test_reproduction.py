@@ -1,0 +1,211 @@
+"""The table of an experiment, from run folders: figures, seeds that are missing, and the paper beside it."""
+
+from __future__ import annotations
+
+import csv
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jocor_fast.experiments import EXPERIMENTS, Cell, Experiment, Noise
+from jocor_fast.paper_results import paper_result
+from jocor_fast.report.reproduction import (
+    CSV_COLUMNS,
+    CellResult,
+    Figure,
+    draw_results,
+    read_cell,
+    results_table,
+    seeds_at_hand,
+)
+from jocor_fast.report.results import ERROR_PREFIX, LOG_NAME
+from jocor_fast.report.tables import csv_text, duration
+from reproduction_cases import metrics_line, write_accuracies, write_run
+
+FIVE = (1, 2, 3, 4, 5)
+HALF = Noise("symmetric", 0.5)
+
+
+def cell_of(experiment: str, method: str, noise: Noise = HALF, index: int = 0) -> Cell:
+    return EXPERIMENTS[experiment].cells((method,), (noise,))[index]
+
+
+def table_rows(results: list[CellResult]) -> list[list[str]]:
+    """The rows of table.md as lists of texts."""
+    lines = results_table(results, "T").markdown().splitlines()
+    return [[part.strip() for part in line.strip("|").split("|")] for line in lines if line.startswith("| ")]
+
+
+def test_five_seeds_are_a_mean_and_a_sample_deviation_beside_the_papers(tmp_path: Path) -> None:
+    cell = cell_of("mnist", "jocor")
+    write_accuracies(tmp_path, cell, [0.96, 0.97, 0.96, 0.97, 0.965])
+    result = read_cell(tmp_path, cell, FIVE)
+    row = result.csv_row()
+    assert (row["n"], row["ddof"], row["status"]) == (5, 1, "5/5")
+    assert row["mean"] == pytest.approx(0.965)
+    assert row["std"] == pytest.approx(0.005)
+    assert (row["paper_mean"], row["paper_std"]) == (pytest.approx(0.9664), pytest.approx(0.0012))
+    assert row["difference"] == pytest.approx(-0.0014)
+    assert table_rows([result])[1] == [
+        "Symmetry-50%", "JoCoR", "96.50 ± 0.50", "90.00", "96.50", "96.64 ± 0.12", "-0.14", "met", "5/5",
+    ]  # fmt: skip
+    read = list(csv.DictReader(io.StringIO(csv_text(CSV_COLUMNS, [row]))))
+    assert list(read[0]) == [
+        "dataset", "noise", "rate", "method", "n", "mean", "std", "ddof", "label_precision", "best",
+        "paper_mean", "paper_std", "difference", "status",
+    ]  # fmt: skip
+
+
+def test_a_seed_that_diverged_is_named_and_never_averaged(tmp_path: Path) -> None:
+    cell = cell_of("mnist", "jocor")
+    write_accuracies(tmp_path, cell, [0.96, 0.96, 0.97, 0.97])
+    write_run(tmp_path, cell, 5, [metrics_line(1, 0.098)], status="diverged")
+    result = read_cell(tmp_path, cell, FIVE)
+    assert (result.csv_row()["n"], result.csv_row()["mean"]) == (4, pytest.approx(0.965))
+    assert result.status == table_rows([result])[1][-1] == "4/5 (seed 5: diverged)"
+
+
+def test_every_reason_why_a_seed_is_missing_is_told_apart(tmp_path: Path) -> None:
+    cell = cell_of("mnist", "standard")
+    write_run(tmp_path, cell, 1, [metrics_line(1, 0.5)], status="interrupted")
+    write_run(tmp_path, cell, 2, [metrics_line(1, 0.5)], status=None)
+    failed_before = write_run(tmp_path, cell, 3, status=None)
+    (failed_before / LOG_NAME).write_text(f"epoch 1\n{ERROR_PREFIX}out of memory\n", encoding="utf-8")
+    failed_now = write_run(tmp_path, cell, 4, [metrics_line(1, 0.5)], status="interrupted")
+    result = read_cell(tmp_path, cell, FIVE, failed={failed_now})
+    assert result.status == (
+        "0/5 (seed 1: interrupted, seed 2: unfinished, seed 3: failed, seed 4: failed, seed 5: not run)"
+    )
+    assert result.csv_row()["mean"] is None
+
+
+def test_what_was_not_run_stands_as_not_run_beside_the_papers_figure(tmp_path: Path) -> None:
+    result = read_cell(tmp_path, cell_of("mnist", "decoupling"), FIVE)
+    assert table_rows([result])[1] == [
+        "Symmetry-50%", "Decoupling", "n/a", "n/a", "n/a", "69.79 ± 0.52", "", "", "not run",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("noise", "method", "mean", "target"),
+    [
+        (HALF, "jocor", 0.9564, "met"),  # one point below 96.64
+        (HALF, "jocor", 0.9563, "missed"),
+        (HALF, "jocor", 0.99, "met"),  # above
+        (Noise("symmetric", 0.8), "jocor", 0.7579, "met"),  # 84.89 − 2 · 4.55
+        (Noise("symmetric", 0.8), "jocor", 0.7578, "missed"),
+    ],
+)
+def test_a_cell_is_met_from_a_point_or_two_deviations_below(
+    noise: Noise, method: str, mean: float, target: str, tmp_path: Path
+) -> None:
+    cell = cell_of("mnist", method, noise)
+    write_accuracies(tmp_path, cell, [mean])
+    assert table_rows([read_cell(tmp_path, cell, (1,))])[1][-2] == target
+
+
+def test_without_figures_of_the_paper_the_table_has_no_columns_for_them(tmp_path: Path) -> None:
+    result = read_cell(tmp_path, cell_of("digits", "jocor"), (1,))
+    assert table_rows([result])[0] == ["noise", "method", "test accuracy", "label precision", "best epoch", "runs"]
+
+
+@pytest.mark.parametrize("best_test", [0.3, 0.99])
+def test_the_best_epoch_is_chosen_by_validation_whatever_the_test_labels_say(best_test: float, tmp_path: Path) -> None:
+    """Case 38: test labels choose nothing."""
+    cell = cell_of("mnist", "jocor")
+    lines = [
+        metrics_line(1, best_test, precision=0.1, val=0.5),
+        metrics_line(2, 0.7, precision=0.6, val=0.8),
+        metrics_line(3, 0.6, precision=0.2, val=0.7),
+    ]
+    write_run(tmp_path, cell, 1, lines)
+    row = read_cell(tmp_path, cell, (1,), Figure("best")).csv_row()
+    assert (row["mean"], row["label_precision"]) == (0.7, 0.6)
+    assert row["paper_mean"] is None, "the paper's figures for MNIST are means over the last ten epochs"
+    last = read_cell(tmp_path, cell, (1,), Figure("last")).csv_row()
+    assert last["mean"] == pytest.approx((best_test + 1.3) / 3)
+
+
+def test_clothing1m_reports_the_last_epoch_or_the_best_as_the_paper_does(tmp_path: Path) -> None:
+    experiment = EXPERIMENTS["clothing1m"]
+    (cell,) = experiment.cells(("jocor",))
+    write_run(
+        tmp_path,
+        cell,
+        1,
+        [metrics_line(1, 0.65, val=0.7), metrics_line(2, 0.71, val=0.9), metrics_line(3, 0.69, val=0.8)],
+    )
+    found: dict[str, Any] = {}
+    for report in ("best", "last"):
+        row = read_cell(tmp_path, cell, (1,), Figure(report, experiment.averaged_epochs)).csv_row()
+        found[report] = (row["mean"], row["paper_mean"], row["paper_std"])
+    assert found == {"best": (0.71, pytest.approx(0.703), None), "last": (0.69, pytest.approx(0.6979), None)}
+
+
+def test_lambdas_are_rows_of_their_own_and_only_the_presets_stands_beside_the_paper(tmp_path: Path) -> None:
+    cells = EXPERIMENTS["lambda"].cells()
+    for number, cell in enumerate(cells):
+        write_accuracies(tmp_path, cell, [0.9 + number / 100])
+    results = [read_cell(tmp_path, cell, (1,)) for cell in cells]
+    rows = [result.csv_row() for result in results]
+    assert [row["method"] for row in rows] == [f"jocor-lambda-{text}" for text in ("0.05", "0.35", "0.65", "0.95")]
+    assert [row["mean"] for row in rows] == pytest.approx([0.9, 0.91, 0.92, 0.93])
+    assert [row["paper_mean"] is None for row in rows] == [True, True, True, False]
+    assert [row[1] for row in table_rows(results)[1:]] == [
+        f"JoCoR λ = {text}" for text in ("0.05", "0.35", "0.65", "0.95")
+    ]
+
+
+def test_the_figure_has_a_panel_a_noise_and_runs_of_every_length(tmp_path: Path) -> None:
+    from matplotlib.image import imread
+
+    one, four = tmp_path / "one.png", tmp_path / "four.png"
+    experiment: Experiment = EXPERIMENTS["mnist"]
+    for path, noises in ((one, (HALF,)), (four, experiment.noises)):
+        cells = experiment.cells(("standard", "jocor"), noises)
+        folder = tmp_path / path.stem
+        write_accuracies(folder, cells[0], [0.5, 0.6])
+        write_run(folder, cells[1], 1, [metrics_line(1, 0.9)])
+        draw_results([read_cell(folder, cell, (1, 2)) for cell in cells], path, "MNIST")
+    assert imread(four).shape[1] > 3 * imread(one).shape[1]
+
+
+def test_seeds_at_hand_are_the_folders_of_the_cell(tmp_path: Path) -> None:
+    cell = cell_of("mnist", "jocor")
+    assert seeds_at_hand(tmp_path, cell) == []
+    for name in ("seed10", "seed2", "seed-old", "notes"):
+        (tmp_path / "mnist-symmetric-0.5" / "jocor" / name).mkdir(parents=True)
+    assert seeds_at_hand(tmp_path, cell) == [2, 10]
+
+
+def test_the_papers_figures_are_those_of_its_tables() -> None:
+    """One from each table and column of the paper, copied by hand."""
+    for dataset, noise, rate, method, mean, std in (
+        ("mnist", "symmetric", 0.2, "standard", 79.56, 0.44),
+        ("mnist", "asymmetric", 0.4, "f-correction", 89.77, 0.96),
+        ("cifar10", "symmetric", 0.8, "decoupling", 15.31, 0.43),
+        ("cifar10", "symmetric", 0.5, "jocor", 79.41, 0.25),
+        ("cifar100", "asymmetric-published", 0.4, "coteaching-plus", 33.62, 0.39),
+        ("cifar100", "symmetric", 0.5, "coteaching", 34.96, 0.50),
+    ):
+        found = paper_result(dataset, noise, rate, method)
+        assert found is not None
+        assert (found.mean, found.std) == (pytest.approx(mean / 100), pytest.approx(std / 100))
+    assert paper_result("mnist", "symmetric", 0.3, "jocor") is None
+    assert paper_result("mnist", "symmetric", 0.5, "standard-plus") is None
+
+
+@pytest.mark.parametrize("name", ["mnist", "cifar10", "cifar100", "clothing1m"])
+def test_every_cell_of_a_table_has_a_figure_in_the_paper(name: str) -> None:
+    for cell in EXPERIMENTS[name].cells():
+        assert paper_result(cell.dataset, cell.noise.kind, cell.noise.rate, cell.method) is not None
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.4, "0 s"), (59, "59 s"), (90, "2 min"), (3600, "1 h 0 min"), (12_000, "3 h 20 min"), (190_000, "2 d 5 h")],
+)
+def test_times_are_no_finer_than_people_need(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
