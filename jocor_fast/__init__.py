@@ -1,9 +1,15 @@
 """Training with noisy labels by JoCoR (Wei et al., CVPR 2020): a compiled joint loss, and the trainer around it."""
 
-from . import noise, reference, schedules
-from ._extension import build_info
-from .engine.api import train
-from .losses import JoCoRLoss, JoCoROutput, jocor_loss, joint_loss, num_keep, select_small_loss
+from ._command import end_command
+
+try:
+    from . import noise, reference, schedules
+    from ._extension import build_info
+    from .engine.api import train
+    from .losses import JoCoRLoss, JoCoROutput, jocor_loss, joint_loss, num_keep, select_small_loss
+except ImportError as error:
+    end_command(error)
+    raise
 
 __version__: str = build_info()["version"]
 

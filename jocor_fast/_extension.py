@@ -29,7 +29,10 @@ def _read_build() -> dict[str, Any]:
 
 _BUILD = _read_build()
 
-from . import _C  # noqa: E402 - only after the check above: another torch fails with a missing symbol
+try:
+    from . import _C  # only after the check above: another torch fails with a missing symbol
+except ImportError as error:
+    raise ImportError(f"jocor_fast's compiled part cannot be loaded ({error}): {_REBUILD}") from error
 
 operators = torch.ops.jocor_fast
 

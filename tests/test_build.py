@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -279,6 +280,50 @@ def test_import_with_another_torch_than_built_against_says_rebuild(tmp_path: Pat
     assert "2.10.0+cpu" in last
     assert torch.__version__ in last
     assert "rebuild" in last
+
+
+def not_compiled(package: Path) -> str:
+    (package / "_build.json").unlink()
+    return "jocor_fast has not been compiled"
+
+
+def another_torch(package: Path) -> str:
+    build = json.loads((package / "_build.json").read_text())
+    (package / "_build.json").write_text(json.dumps({**build, "torch": "2.10.0+cpu"}))
+    return "jocor_fast was compiled against torch 2.10.0+cpu and torch"
+
+
+def damaged_extension(package: Path) -> str:
+    (extension,) = package.glob("_C.*.so")
+    extension.write_bytes(b"")
+    return "jocor_fast's compiled part cannot be loaded"
+
+
+@pytest.mark.parametrize(
+    ("broken", "started_as"), [(not_compiled, "module"), (another_torch, "script"), (damaged_extension, "script")]
+)
+def test_the_command_of_a_broken_build_ends_in_one_sentence(
+    broken: Callable[[Path], str], started_as: str, tmp_path: Path
+) -> None:
+    sentence = broken(Path(shutil.copytree(Path(jf.__file__).parent, tmp_path / "jocor_fast")))
+    script = tmp_path / "bin" / "jocor-fast"  # as an installation writes it
+    script.parent.mkdir()
+    script.write_text("import sys\nfrom jocor_fast.cli import main\nsys.exit(main())\n")
+    start = ("-m", "jocor_fast") if started_as == "module" else (str(script),)
+    result = run(*start, "--version", cwd=tmp_path, PYTHONPATH=str(tmp_path))
+    assert result.returncode == 1
+    assert result.stdout == ""
+    assert result.stderr.startswith(f"jocor-fast: error: {sentence}")
+    assert "rebuild it with" in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+def test_a_program_that_imports_a_broken_build_gets_the_import_error(tmp_path: Path) -> None:
+    """Also one that is started by -m itself."""
+    not_compiled(Path(shutil.copytree(Path(jf.__file__).parent, tmp_path / "jocor_fast")))
+    (tmp_path / "program.py").write_text("try:\n    import jocor_fast\nexcept ImportError:\n    print('caught')\n")
+    result = run("-m", "program", "jocor_fast", cwd=tmp_path, PYTHONPATH=str(tmp_path))
+    assert result.stdout == "caught\n", result.stderr
 
 
 @pytest.mark.skipif(jf.build_info()["cuda"] is not None, reason="this build has its CUDA part")

@@ -343,6 +343,27 @@ def test_other_settings_end_in_a_sentence_that_names_them(finished: bool, tmp_pa
     assert contents(tmp_path) == before
 
 
+def test_a_run_from_before_a_setting_existed_goes_on_where_that_has_its_default(tmp_path: Path) -> None:
+    def interrupted(folder: Path, **options: object) -> None:
+        with pytest.raises(Killed):
+            train("paired", folder, on_epoch=killed_after(2), **options)
+        checkpoint = torch.load(folder / "checkpoint.pt", weights_only=True)
+        for name in ("weight_decay", "val_fraction"):
+            del checkpoint["identity"][name]
+        torch.save(checkpoint, folder / "checkpoint.pt")
+
+    def extra(value: float, source: str) -> dict[str, object]:
+        return {"extra_config": {"settings": {"val_fraction": value}, "sources": {"val_fraction": source}}}
+
+    interrupted(tmp_path / "upgraded", **extra(0.0, "default"))
+    assert len(train("paired", tmp_path / "upgraded", resume=True, **extra(0.0, "default")).metrics) == 6
+    interrupted(tmp_path / "changed", **extra(0.0, "default"))
+    with pytest.raises(
+        RunError, match=r"settings: weight_decay \(then None, now 0.1\), val_fraction \(then None, now 0.2\)$"
+    ):
+        train("paired", tmp_path / "changed", resume=True, weight_decay=0.1, **extra(0.2, "flag"))
+
+
 def test_other_settings_of_the_caller_and_other_labels_are_named_too(tmp_path: Path) -> None:
     def go(dataset: str, seed: int, *, resume: bool, on_epoch: Any = None) -> Run:
         extra = {"settings": {"dataset": dataset}}

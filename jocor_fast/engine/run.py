@@ -179,13 +179,17 @@ class _Session:
         different = [
             f"{name} (then {stored.get(name)!r}, now {mine.get(name)!r})"
             for name in {**stored, **mine}
-            if stored.get(name) != mine.get(name)
+            if stored.get(name) != mine.get(name) and not (name not in stored and self._is_default(name))
         ]
         if different:
             raise RunError(f"resume: {folder.path} holds a run of other settings: {', '.join(different)}")
         self.history = checkpoint["history"]
         self.trainer.load_state_dict(checkpoint["training"])
         return True
+
+    def _is_default(self, name: str) -> bool:
+        """Whether a setting is as it is without being asked for: a run from before it existed can then go on."""
+        return "default" in (self.settings.sources().get(name), self.config["sources"].get(name))
 
     def _train(self) -> Run:
         with TerminationRequest(enabled=self.folder is not None) as termination:
