@@ -11,23 +11,23 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from types import ModuleType
 from typing import NoReturn
 
 from rich.console import Console
 
 from . import __version__
-from .commands import reproduce, train
+from .commands import info, plot, reproduce, train
 from .config import ConfigError, closest_option
 from .data import DataError
 from .engine.errors import RunError
 
 PROGRAM = "jocor-fast"
-COMMANDS: dict[str, ModuleType] = {"train": train, "reproduce": reproduce}
+COMMANDS: dict[str, ModuleType] = {"train": train, "reproduce": reproduce, "plot": plot, "info": info}
 FAILED, WRONG_USE, INTERRUPTED, TERMINATED = 1, 2, 130, 143
 HELP_WIDTH = 100
-_COMMAND_LINES = "\n".join(f"  {name:<10} {module.SUMMARY}" for name, module in COMMANDS.items())
+_COMMAND_LINES = "\n".join(f"  {name:<13} {module.SUMMARY}" for name, module in COMMANDS.items())
 DESCRIPTION = f"""\
 Train on data with wrong labels: two networks learn together (JoCoR), keep in
 every batch the samples whose labels they agree with, and leave the rest out.
@@ -127,7 +127,7 @@ def _parsed(arguments: list[str]) -> argparse.Namespace:
     if unknown:
         raise ConfigError(_unknown_argument(unknown[0], parsed.command))
     if parsed.command is None:
-        raise ConfigError(f"a command is needed: {' or '.join(COMMANDS)}; {PROGRAM} --help says what they do")
+        raise ConfigError(f"a command is needed: {_listed(COMMANDS)}; {PROGRAM} --help says what they do")
     return parsed
 
 
@@ -142,11 +142,15 @@ def _with_negative_values(arguments: list[str]) -> list[str]:
     return joined
 
 
+def _listed(names: Iterable[str]) -> str:
+    """ "train, plot or info"."""
+    *others, last = names
+    return f"{', '.join(others)} or {last}" if others else last
+
+
 def _unknown_command(name: str) -> str:
     meant = difflib.get_close_matches(name, COMMANDS, n=1)
-    return f"there is no command {name!r}; " + (
-        f"did you mean {meant[0]}?" if meant else f"try {' or '.join(COMMANDS)}"
-    )
+    return f"there is no command {name!r}; " + (f"did you mean {meant[0]}?" if meant else f"try {_listed(COMMANDS)}")
 
 
 def _unknown_argument(argument: str, command: str | None) -> str:

@@ -176,6 +176,11 @@ _TABLE = (
         "resume", _RUN, "switch", "", "go on from the last checkpoint in the output folder, or start if there is none",
         default=False,
     ),
+    Option(
+        "tensorboard", _RUN, "switch", "",
+        "write every epoch for TensorBoard too, in the folder tensorboard of the run (needs the package of that name)",
+        default=False,
+    ),
 )  # fmt: skip
 
 OPTIONS: Mapping[str, Option] = {option.name: option for option in _TABLE}

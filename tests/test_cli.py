@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import jocor_fast as jf
-from jocor_fast.cli import main
+from jocor_fast.cli import COMMANDS, main
 from jocor_fast.options import OPTIONS
 
 
@@ -28,11 +28,14 @@ def in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+*_FIRST, _LAST = COMMANDS
+EVERY_COMMAND = f"{', '.join(_FIRST)} or {_LAST}"
+
 # Command line, exit code, and what its one sentence says.
 WRONG_USE = [
-    ("", 2, "a command is needed: train or reproduce"),
+    ("", 2, f"a command is needed: {EVERY_COMMAND}; "),
     ("trian", 2, "there is no command 'trian'; did you mean train?"),
-    ("audit", 2, "there is no command 'audit'; try train or reproduce"),
+    ("fly", 2, f"there is no command 'fly'; try {EVERY_COMMAND}"),
     ("--train", 2, "jocor-fast has no option --train"),
     ("train digits", 2, "jocor-fast train does not know what to do with 'digits'"),
     ("train --epoch 5", 2, "jocor-fast train has no option --epoch; did you mean --epochs?"),
@@ -97,8 +100,8 @@ WRONG_USE = [
     ("train --output q.npy", 1, "--output: q.npy cannot be written"),
     ("train --config no.toml", 2, "--config no.toml cannot be read: No such file or directory"),
     ("train --config bad.toml", 2, "--config bad.toml has an unknown key: epoch (did you mean epochs?)"),
-    ("reproduce", 2, "reproduce takes the name of an experiment, one of digits, got nothing"),
-    ("reproduce digit", 2, "reproduce takes the name of an experiment, one of digits, got 'digit'"),
+    ("reproduce", 2, "reproduce takes the name of an experiment, one of digits, mnist, "),
+    ("reproduce digit", 2, "reproduce takes the name of an experiment, one of digits, mnist, "),
     ("reproduce digits --methods jocor,magic", 2, "--methods must name some of standard, jocor, got 'magic'"),
     ("reproduce digits --seeds 0", 2, "--seeds must be a whole number of at least 1, got '0'"),
     ("reproduce digits --seeds all", 2, "--seeds must be a whole number of at least 1, got 'all'"),
@@ -107,6 +110,9 @@ WRONG_USE = [
     ("reproduce digits --device tpu", 2, "--device must be auto, cpu, cuda or cuda:N, got 'tpu'"),
     ("reproduce digits --device cuda:99", 2, "--device: 'cuda:99' "),
     ("reproduce digits --lr 1", 2, "jocor-fast reproduce has no option --lr"),
+    ("plot", 2, "plot takes the folders of runs, got none"),
+    ("plot nowhere", 1, "RUN: nowhere holds no run, nor does any folder in it (no metrics.jsonl)"),
+    ("info please", 2, "jocor-fast info does not know what to do with 'please'"),
 ]
 
 
@@ -145,7 +151,7 @@ def test_data_root_comes_before_the_environment(
     assert "environment" not in error
 
 
-@pytest.mark.parametrize("line", [["--help"], ["train", "--help"], ["reproduce", "--help"]], ids=" ".join)
+@pytest.mark.parametrize("line", [["--help"], *([name, "--help"] for name in COMMANDS)], ids=" ".join)
 def test_help_fits_the_terminal(line: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as left:
         main(line)
@@ -163,7 +169,7 @@ def test_help_of_train_names_every_option_with_its_default(capsys: pytest.Captur
     assert set(entries) == {option.flag for option in OPTIONS.values()} | {"--config"}
     required = {"--labels", "--clean-labels", "--noise-rate", "--noise-matrix"}
     without_default = {flag for flag, entry in entries.items() if "(default:" not in entry}
-    assert without_default == required | {"--resume", "--config"}
+    assert without_default == required | {"--resume", "--tensorboard", "--config"}
     assert "(default: 200;" in " ".join(entries["--epochs"].split())
 
 
@@ -187,4 +193,4 @@ def test_the_package_is_a_command() -> None:
     assert done.stdout == f"jocor-fast {jf.__version__}\n"
     wrong = subprocess.run([sys.executable, "-m", "jocor_fast", "nothing"], capture_output=True, text=True)
     assert (wrong.returncode, wrong.stdout) == (2, "")
-    assert wrong.stderr == "jocor-fast: error: there is no command 'nothing'; try train or reproduce\n"
+    assert wrong.stderr == f"jocor-fast: error: there is no command 'nothing'; try {EVERY_COMMAND}\n"

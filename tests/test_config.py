@@ -41,6 +41,7 @@ FLAGS = [
     ("precision", "bfloat16", "bfloat16", {}),
     ("output", "somewhere", "somewhere", {}),
     ("resume", True, True, {}),
+    ("tensorboard", True, True, {}),
 ]
 
 

@@ -34,7 +34,7 @@ from .reproduce_plan import print_plan
 from .reproduce_progress import ReproductionProgress
 from .run_queue import QueuedRun, run_all
 
-SUMMARY = "run an experiment: several methods and seeds, a table and a figure"
+SUMMARY = "several methods and seeds side by side: a table and a figure"
 USAGE = "NAME [OPTIONS]"
 HOW_TO_GO_ON = "the same command goes on where this one stopped"
 REPORTS = ("best", "last")
@@ -46,7 +46,7 @@ def _experiment_line(experiment: Experiment) -> str:
     size = f"{experiment.seeds} seeds each" + (
         f", under {experiment.minutes:g} minutes on two cores" if experiment.minutes else ""
     )
-    return f"  {experiment.name:<10} {experiment.title}:\n             {', '.join(names)};\n             {size}"
+    return f"  {experiment.name:<10} {experiment.title}:\n             {', '.join(names)}\n             {size}"
 
 
 _EXPERIMENT_LINES = "\n".join(map(_experiment_line, EXPERIMENTS.values()))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,13 +17,14 @@ from .._extension import build_info
 from ..config import Config, ConfigError, resolve
 from ..engine.environment import resolve_device
 from ..engine.errors import RunError
-from ..engine.run import Run, fit
+from ..engine.run import EpochEvent, Run, fit
 from ..engine.settings import TrainSettings
 from ..experiments import METHOD_TITLES
 from ..methods import METHODS
 from ..options import OPTIONS, TRAINING_FIELDS, Option
 from ..report.screen import TrainingProgress, final_table
 from ..report.tables import percent
+from ..report.tensorboard import MissingTensorBoard, TensorBoardLog
 from ..schedules import steps_per_epoch, trained_epochs
 from ..task import Task, build_task, forget_rate_warning
 
@@ -37,8 +39,8 @@ file (--config), their dashes as underscores:
     noise = "symmetric"
     noise_rate = 0.5"""
 
-# Kept in config.json and compared on --resume; where the files lie is not part of what a run is.
-RECORDED = tuple(name for name in OPTIONS if name not in ("data_root", "output", "resume"))
+# Kept in config.json and compared on --resume; where the files lie, and which there are, is not part of what a run is.
+RECORDED = tuple(name for name in OPTIONS if name not in ("data_root", "output", "resume", "tensorboard"))
 # T_k counts epochs of some 400 steps; far shorter ramps were measured to lose to plain training.
 SHORT_RAMP_STEPS = 200
 CLASSES_SHOWN = 20
@@ -71,8 +73,9 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     for warning in (forget_rate_warning(config, task), _ramp_warning(config, task), _idle_warning(config)):
         if warning:
             print(f"jocor-fast: warning: {warning}", file=sys.stderr)
-    with TrainingProgress(console, trained_epochs(settings.epochs, settings.recipe)) as progress:
-        result = _fit(config, settings, task, progress)
+    progress = TrainingProgress(console, trained_epochs(settings.epochs, settings.recipe))
+    with progress, _tensorboard(config) as board:
+        result = _fit(config, settings, task, progress, board)
     if not progress.epochs_shown:
         console.print("this run is finished already, nothing was changed")
     _print_result(result, Path(config["output"]), console)
@@ -95,8 +98,26 @@ def _device(config: Config) -> torch.device:
     return device
 
 
-def _fit(config: Config, settings: TrainSettings, task: Task, progress: TrainingProgress) -> Run:
+def _tensorboard(config: Config) -> contextlib.AbstractContextManager[TensorBoardLog | None]:
+    """What writes for TensorBoard, where that is asked for; a ConfigError where its package is missing."""
+    if not config["tensorboard"]:
+        return contextlib.nullcontext()
+    try:
+        return TensorBoardLog(Path(config["output"]))
+    except MissingTensorBoard as error:
+        raise ConfigError(f"{config.label('tensorboard')} {error}") from error
+
+
+def _fit(
+    config: Config, settings: TrainSettings, task: Task, progress: TrainingProgress, board: TensorBoardLog | None
+) -> Run:
     """The engine's run; its complaints name the flag or key that is to blame."""
+
+    def on_epoch(event: EpochEvent) -> None:
+        progress.on_epoch(event.metrics)
+        if board is not None:
+            board.on_epoch(event.metrics)
+
     try:
         return fit(
             settings,
@@ -111,7 +132,7 @@ def _fit(config: Config, settings: TrainSettings, task: Task, progress: Training
                 "nominal_noise_rate": task.nominal_noise_rate,
                 "realised_noise_rate": task.realised_noise_rate,
             },
-            on_epoch=lambda event: progress.on_epoch(event.metrics),
+            on_epoch=on_epoch,
             on_step=progress.on_step if progress.wants_steps else None,
         )
     except RunError as error:

@@ -1,6 +1,6 @@
 """What is read, and how: data sets in memory, and files of labels."""
 
-from jocor_fast.data.catalogue import DATASETS, NPZ_PREFIX, default_root, load_dataset
+from jocor_fast.data.catalogue import DATASETS, NPZ_PREFIX, default_root, find_dataset, load_dataset
 from jocor_fast.data.classes import LabelError, class_numbers, label_values, number_classes
 from jocor_fast.data.dataset import DataError, Dataset
 from jocor_fast.data.labels import Labels, read_labels
@@ -14,6 +14,7 @@ __all__ = [
     "Labels",
     "class_numbers",
     "default_root",
+    "find_dataset",
     "label_values",
     "load_dataset",
     "number_classes",

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from jocor_fast.data.arrays import user_path
-from jocor_fast.data.cifar import CIFAR_LAYOUTS, load_cifar
+from jocor_fast.data.cifar import CIFAR_LAYOUTS, find_cifar, load_cifar
 from jocor_fast.data.dataset import DataError, Dataset
 from jocor_fast.data.digits import load_digits
-from jocor_fast.data.idx import IDX_SITES, load_idx_dataset
+from jocor_fast.data.idx import IDX_SITES, find_idx_dataset, load_idx_dataset
 from jocor_fast.data.npz import load_npz_dataset
 
 DATASETS = ("digits", *IDX_SITES, *CIFAR_LAYOUTS)
@@ -45,10 +45,26 @@ def load_dataset(
         return load_digits()
     if name.startswith(NPZ_PREFIX):
         return load_npz_dataset(user_path(name.removeprefix(NPZ_PREFIX)), name=name)
-    base = default_root() if root is None else user_path(root)
-    folders = (base / name, base)
+    folders = searched_folders(name, root)
     if name in IDX_SITES:
         return load_idx_dataset(name, folders, announce)
     if name in CIFAR_LAYOUTS:
         return load_cifar(name, folders)
     raise DataError(f"dataset must be one of {', '.join(DATASETS)} or npz:FILE, got {name!r}")
+
+
+def searched_folders(name: str, root: str | os.PathLike[str] | None = None) -> tuple[Path, Path]:
+    """Where a data set of files is looked for, in this order."""
+    base = default_root() if root is None else user_path(root)
+    return base / name, base
+
+
+def find_dataset(name: str, root: str | os.PathLike[str] | None = None) -> Path | None:
+    """The folder or file that `load_dataset` would read one of `DATASETS` from, without reading it.
+
+    None where it is absent, and for digits, which are part of scikit-learn.
+    """
+    folders = searched_folders(name, root)
+    if name in IDX_SITES:
+        return find_idx_dataset(folders)
+    return find_cifar(name, folders) if name in CIFAR_LAYOUTS else None

@@ -64,18 +64,29 @@ def load_cifar(name: str, folders: Sequence[Path]) -> Dataset:
         DataError: nothing is found, a batch is missing, or a file is broken.
     """
     layout = CIFAR_LAYOUTS[name]
-    for folder in folders:
-        for place in (folder / layout.folder, folder):
-            if os.path.isfile(place / layout.train_files[0]):  # False, too, where a folder may not be searched
-                return _load_batches(name, layout, place)
-        archive = folder / f"{name}.npz"
-        if os.path.isfile(archive):
-            return load_npz_dataset(archive, name=name, num_classes=layout.num_classes, default_model="cnn")
+    place = find_cifar(name, folders)
+    if place is not None and place.is_dir():
+        return _load_batches(name, layout, place)
+    if place is not None:
+        return load_npz_dataset(place, name=name, num_classes=layout.num_classes, default_model="cnn")
     raise DataError(
         f"{name} is not in {' or '.join(map(str, folders))}: {folders[0]} needs the folder {layout.folder} with "
         f"{', '.join(layout.train_files + layout.test_files)} (unpack {layout.archive} from "
         f"https://www.cs.toronto.edu/~kriz/cifar.html), or {name}.npz with x_train, y_train, x_test, y_test"
     )
+
+
+def find_cifar(name: str, folders: Sequence[Path]) -> Path | None:
+    """The folder of the batches or the .npz archive that `load_cifar` would read; None where there is neither."""
+    layout = CIFAR_LAYOUTS[name]
+    for folder in folders:
+        for place in (folder / layout.folder, folder):
+            if os.path.isfile(place / layout.train_files[0]):  # False, too, where a folder may not be searched
+                return place
+        archive = folder / f"{name}.npz"
+        if os.path.isfile(archive):
+            return archive
+    return None
 
 
 def _load_batches(name: str, layout: _Layout, folder: Path) -> Dataset:

@@ -66,9 +66,8 @@ def load_idx_dataset(name: str, folders: Sequence[Path], announce: Callable[[str
     Raises:
         DataError: a file is absent and cannot be downloaded, or is broken.
     """
-    paths = next((found for folder in folders if len(found := _found(folder)) == len(_STEMS)), None)
-    if paths is None:
-        paths = _downloaded(name, folders, announce)
+    folder = find_idx_dataset(folders)
+    paths = _downloaded(name, folders, announce) if folder is None else _found(folder)
     arrays = [read_idx(paths[stem], 3 if "images" in stem else 1) for stem in _STEMS]
     return Dataset(
         name=name,
@@ -79,6 +78,11 @@ def load_idx_dataset(name: str, folders: Sequence[Path], announce: Callable[[str
         test_labels=_as_labels(arrays[3], paths[_STEMS[3]]),
         num_classes=_NUM_CLASSES,
     )
+
+
+def find_idx_dataset(folders: Sequence[Path]) -> Path | None:
+    """The first of the folders that holds all four files, or None."""
+    return next((folder for folder in folders if len(_found(folder)) == len(_STEMS)), None)
 
 
 def read_idx(path: Path, num_dimensions: int) -> np.ndarray:

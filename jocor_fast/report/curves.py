@@ -43,7 +43,7 @@ def draw_curves(metrics: Metrics, path: str | os.PathLike[str], title: str = "")
             _draw_line(axis, [metrics], "val_accuracy", name="validation", color="C1", style="--")
             axis.legend(loc="lower right", fontsize="small")
         _finish(axis, label)
-    _save(figure, path, title)
+    save_figure(figure, path, title)
 
 
 def draw_comparison(
@@ -67,12 +67,28 @@ def draw_comparison(
         axes[0, column].set_title(heading, fontsize="medium")
         if axes[0, column].lines:
             axes[0, column].legend(loc="lower right", fontsize="small")
-    _save(figure, path, title)
+    save_figure(figure, path, title)
+
+
+def new_figure(width: float, height: float) -> Figure:
+    """An empty figure of so many inches, on the Agg canvas."""
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def save_figure(figure: Figure, path: str | os.PathLike[str], title: str = "") -> None:
+    """Write beside the target, then rename: a reader never sees half a picture."""
+    target = Path(path)
+    if title:
+        figure.suptitle(title, fontsize="medium")
+    partial = target.with_name(f".{target.stem}.partial{target.suffix}")
+    figure.savefig(partial, dpi=120)
+    os.replace(partial, target)
 
 
 def _panels(columns: int) -> tuple[Figure, np.ndarray]:
-    figure = Figure(figsize=(PANEL_INCHES[0] * columns + 0.6, PANEL_INCHES[1] * len(ROWS)), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(PANEL_INCHES[0] * columns + 0.6, PANEL_INCHES[1] * len(ROWS))
     axes = figure.subplots(len(ROWS), columns, sharex=True, squeeze=False)
     for axis in axes[-1]:
         axis.set_xlabel("epoch")
@@ -105,13 +121,3 @@ def _finish(axis: Axes, label: str) -> None:
     if not axis.lines:
         axis.text(0.5, 0.5, "n/a", transform=axis.transAxes, ha="center", va="center", color="gray")
         axis.set_yticks([])
-
-
-def _save(figure: Figure, path: str | os.PathLike[str], title: str) -> None:
-    """Write beside the target, then rename: a reader never sees half a picture."""
-    target = Path(path)
-    if title:
-        figure.suptitle(title, fontsize="medium")
-    partial = target.with_name(f".{target.stem}.partial{target.suffix}")
-    figure.savefig(partial, dpi=120)
-    os.replace(partial, target)

@@ -1,0 +1,127 @@
+"""`jocor-fast plot RUN…`: runs side by side, and the label noise that they were trained with."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from rich.console import Console
+from rich.text import Text
+
+from ..config import ConfigError, resolve
+from ..data import DataError
+from ..engine.errors import RunError
+from ..options import OPTIONS
+from ..report.comparison import ComparedRun, find_runs, grouped
+from ..report.results import read_json
+from ..task import build_task
+
+if TYPE_CHECKING:
+    from ..task import Task
+
+SUMMARY = "runs side by side in one figure, and their noise matrix"
+USAGE = "RUN [RUN ...] [OPTIONS]"
+HOW_TO_GO_ON = "run it again"
+DESCRIPTION = """\
+Draw test accuracy and label precision of runs against epochs: a column a data
+set and noise, a line a setting that differs, runs that differ in their seeds
+alone as one line with its standard deviation. Where the truth is known, draw
+what each class was labelled as a heat map. RUN is the folder of a run, or one
+that holds several."""
+COMPARISON, MATRIX = "comparison.png", "noise-matrix.png"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare what `plot` takes."""
+    parser.add_argument("runs", metavar="RUN", nargs="*", help="folder of a run, or of runs")
+    parser.add_argument("--output", metavar="DIR", default=".", help="folder for the figures (default: this one)")
+    parser.add_argument(
+        "--data-root",
+        metavar="DIR",
+        help="folder of the data sets, for the noise matrix (default: $JOCOR_FAST_DATA, else ~/.cache/jocor_fast)",
+    )
+
+
+def run(arguments: argparse.Namespace, console: Console) -> int:
+    """Draw the figures, or a ConfigError or RunError."""
+    if not arguments.runs:
+        raise ConfigError("plot takes the folders of runs, got none")
+    runs = [found for folder in map(Path, arguments.runs) for found in _runs(folder)]
+    output = Path(arguments.output)
+    output.mkdir(parents=True, exist_ok=True)
+    from ..report.curves import draw_comparison  # matplotlib takes half a second to import
+
+    draw_comparison(grouped(runs), output / COMPARISON)
+    _say(console, f"{len(runs)} run{'s' * (len(runs) > 1)}", output / COMPARISON)
+    matrices, classes = _noise_matrices(runs, arguments.data_root, console)
+    if matrices:
+        from ..report.noise_matrix import draw_noise_matrices
+
+        draw_noise_matrices(matrices, output / MATRIX, classes)
+        _say(console, "noise", output / MATRIX)
+    return 0
+
+
+def _runs(folder: Path) -> list[ComparedRun]:
+    found = find_runs(folder)
+    if not found:
+        raise RunError(f"RUN: {folder} holds no run, nor does any folder in it (no metrics.jsonl)")
+    return found
+
+
+def _noise_matrices(
+    runs: Sequence[ComparedRun], data_root: str | None, console: Console
+) -> tuple[dict[str, np.ndarray], Sequence[str] | None]:
+    """The realised matrix of each data title, from its first run, with F-correction's estimates beside it.
+
+    Where there is none, a line says why. Class names only where all matrices are of one data set.
+    """
+    from ..report.noise_matrix import realised_matrix
+
+    matrices: dict[str, np.ndarray] = {}
+    tables: dict[str, Sequence[str] | None] = {}
+    for title, first in {run.data_title: run for run in reversed(runs)}.items():
+        try:
+            task = _task(first.settings, data_root)
+        except (ConfigError, DataError) as error:
+            console.print(Text(f"no noise matrix of {title}: {error}"), soft_wrap=True)
+            continue
+        if task is None or task.train.clean_labels is None:
+            console.print(Text(f"no noise matrix of {title}: its true labels are unknown"), soft_wrap=True)
+            continue
+        clean, noisy = task.train.clean_labels.numpy(), task.train.labels.numpy()
+        if (clean == noisy).all():
+            console.print(Text(f"no noise matrix of {title}: no label is wrong"), soft_wrap=True)
+            continue
+        tables[first.settings["dataset"]] = task.dataset.label_table
+        matrices[title] = realised_matrix(clean, noisy, task.dataset.num_classes)
+    matrices.update(_estimates(runs, matrices))
+    return dict(sorted(matrices.items())), next(iter(tables.values())) if len(tables) == 1 else None
+
+
+def _task(settings: Mapping[str, object], data_root: str | None) -> Task | None:
+    """What a run was trained on, made again from its settings; None for a run of `jf.train` on somebody's arrays."""
+    if "dataset" not in settings:
+        return None
+    known = {name: value for name, value in settings.items() if name in OPTIONS and OPTIONS[name].kind != "switch"}
+    flags = {name: str(value) for name, value in known.items() if value is not None}
+    if data_root is not None:
+        flags["data_root"] = data_root
+    return build_task(resolve(flags))
+
+
+def _estimates(runs: Sequence[ComparedRun], titles: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The matrices that F-correction estimated, one a data title, for those whose truth is drawn."""
+    found: dict[str, np.ndarray] = {}
+    for run in runs:
+        estimate = (read_json(run.folder / "summary.json") or {}).get("transition")
+        if estimate is not None and run.data_title in titles:
+            found.setdefault(f"{run.data_title}: F-correction's estimate", np.asarray(estimate, dtype=float))
+    return found
+
+
+def _say(console: Console, what: str, path: Path) -> None:
+    console.print(Text(f"{what:<9} {path}"), soft_wrap=True)

@@ -1,0 +1,84 @@
+"""Runs side by side: which of them belong together, and what tells the others apart."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..experiments import METHOD_TITLES, Noise
+from .results import read_json, read_metrics
+
+# Runs that differ in these alone are repetitions, drawn as one line with its standard deviation.
+REPEATED = ("seed", "noise_seed", "device")
+DATA = ("dataset", "labels", "noise_matrix", "noise", "noise_rate")
+# What tells lines apart, where it does; then any other setting.
+TOLD_FIRST = ("method", "co_lambda", "recipe", "model", "forget_rate")
+SYMBOLS = {"co_lambda": "λ", "forget_rate": "τ"}
+
+
+@dataclass(frozen=True)
+class ComparedRun:
+    """A run read back: its folder, its lines of metrics.jsonl and the settings of config.json."""
+
+    folder: Path
+    metrics: list[dict[str, Any]]
+    settings: Mapping[str, Any]
+
+    @property
+    def data_title(self) -> str:
+        """What it was trained on, such as "mnist, Symmetry-50%"; runs of one title share a column."""
+        dataset, rate = self.settings.get("dataset"), self.settings.get("noise_rate")
+        if dataset is None:
+            return "own data"  # jf.train keeps no account of arrays
+        source = self.settings.get("labels") or self.settings.get("noise_matrix")
+        if source is not None:
+            return f"{dataset}, {source}"
+        return f"{dataset}, {Noise(self.settings['noise'], rate).title}" if rate else f"{dataset}, no noise added"
+
+
+def find_runs(folder: Path) -> list[ComparedRun]:
+    """The run in a folder, or those below it in the order of their names; none where there is none."""
+    found = (
+        [folder] if (folder / "metrics.jsonl").is_file() else sorted(p.parent for p in folder.rglob("metrics.jsonl"))
+    )
+    return [
+        ComparedRun(path, read_metrics(path), (read_json(path / "config.json") or {}).get("settings", {}))
+        for path in found
+    ]
+
+
+def grouped(runs: Sequence[ComparedRun]) -> dict[str, dict[str, list[list[dict[str, Any]]]]]:
+    """As `curves.draw_comparison` takes it: {data: {what tells the runs apart: [metrics of each repetition]}}."""
+    panels: dict[str, dict[str, list[list[dict[str, Any]]]]] = {}
+    for title in dict.fromkeys(run.data_title for run in runs):
+        members = [run for run in runs if run.data_title == title]
+        for run, name in zip(members, _line_names(members), strict=True):
+            panels.setdefault(title, {}).setdefault(name, []).append(run.metrics)
+    return panels
+
+
+def _line_names(runs: Sequence[ComparedRun]) -> list[str]:
+    """For each run the settings that tell it from the others, as few as do: "JoCoR", "JoCoR, λ 0.9", "lr 0.01"."""
+    left_out = (*REPEATED, *DATA)
+    others = dict.fromkeys(name for run in runs for name in run.settings if name not in (*left_out, *TOLD_FIRST))
+    texts: list[list[str]] = [[] for _ in runs]
+    kinds = [tuple(str(run.settings.get(name)) for name in (*TOLD_FIRST, *others)) for run in runs]
+    for name in (*TOLD_FIRST, *others):
+        if len(set(map(tuple, texts))) == len(set(kinds)):
+            break
+        values = [_text(name, run.settings.get(name)) for run in runs]
+        longer = [[*text, value] for text, value in zip(texts, values, strict=True)]
+        if len(set(map(tuple, longer))) > len(set(map(tuple, texts))):
+            texts = longer
+    methods = [_text("method", run.settings.get("method")) for run in runs]
+    return [", ".join(text) if text else method for text, method in zip(texts, methods, strict=True)]
+
+
+def _text(name: str, value: Any) -> str:
+    if name == "method":
+        return METHOD_TITLES.get(value, str(value))
+    shown = f"{value:.4g}" if isinstance(value, float) and math.isfinite(value) else str(value)
+    return shown if name == "recipe" else f"{SYMBOLS.get(name, name.replace('_', ' '))} {shown}"

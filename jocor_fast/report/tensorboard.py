@@ -1,0 +1,53 @@
+"""The epochs of a run as TensorBoard shows them; the package tensorboard is imported here and nowhere else."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+FOLDER = "tensorboard"
+
+
+class MissingTensorBoard(ImportError):
+    """The package cannot be imported; the message is one sentence."""
+
+
+class TensorBoardLog:
+    """Writes the lines of metrics.jsonl as scalars, a tag a field; what is null is left out.
+
+    Args:
+        run: the folder of the run; the events go into its folder `tensorboard`, so that `tensorboard --logdir runs`
+            shows each run under its name.
+    """
+
+    def __init__(self, run: Path) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter  # takes a second
+        except ImportError as error:
+            raise MissingTensorBoard(
+                f"needs the package tensorboard ({error}): pip install 'jocor-fast[tensorboard]'"
+            ) from error
+        self._folder = run / FOLDER
+        self._make_writer = SummaryWriter
+        self._writer: Any = None
+
+    def on_epoch(self, metrics: Mapping[str, Any]) -> None:
+        """Add a finished epoch; where an earlier process of the run got further, its epochs from here on are hidden."""
+        epoch = metrics["epoch"]
+        if self._writer is None:
+            self._writer = self._make_writer(str(self._folder), purge_step=epoch)
+        for name, value in metrics.items():
+            if name != "epoch" and value is not None:
+                self._writer.add_scalar(name, value, epoch)
+        self._writer.flush()
+
+    def __enter__(self) -> TensorBoardLog:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._writer is not None:
+            self._writer.close()
