@@ -46,7 +46,7 @@ def _experiment_line(experiment: Experiment) -> str:
     size = f"{experiment.seeds} seeds each" + (
         f", under {experiment.minutes:g} minutes on two cores" if experiment.minutes else ""
     )
-    return f"  {experiment.name:<10} {experiment.title}:\n             {', '.join(names)}\n             {size}"
+    return f"  {experiment.name:<10} {experiment.title}:\n      {', '.join(names)}\n      {size}"
 
 
 _EXPERIMENT_LINES = "\n".join(map(_experiment_line, EXPERIMENTS.values()))
