@@ -35,13 +35,13 @@ class Method(Protocol):
 
     def __init__(self, settings: TrainSettings) -> None: ...
 
-    def loss(self, logits: tuple[Tensor, ...], labels: Tensor, num_keep: int) -> StepLoss:
+    def loss(self, logits: tuple[Tensor, ...], labels: Tensor, num_keep: int | Tensor) -> StepLoss:
         """The loss of a batch.
 
         Args:
             logits: [B, C] of each network.
             labels: int64 [B].
-            num_keep: k, the rows that this epoch's R(t) leaves of B.
+            num_keep: k, the rows that this epoch's R(t) leaves of B; a 0-d int64 tensor is read on the device.
         """
         ...
 
@@ -56,7 +56,7 @@ class Standard:
     def __init__(self, settings: TrainSettings) -> None:
         pass
 
-    def loss(self, logits: tuple[Tensor, ...], labels: Tensor, num_keep: int) -> StepLoss:
+    def loss(self, logits: tuple[Tensor, ...], labels: Tensor, num_keep: int | Tensor) -> StepLoss:
         accurate = logits[0].to(torch.promote_types(logits[0].dtype, torch.float32))  # no statistics in half precision
         per_sample = F.cross_entropy(accurate, labels, reduction="none")
         everything = torch.ones_like(labels, dtype=torch.bool)
@@ -73,7 +73,7 @@ class JoCoR:
     def __init__(self, settings: TrainSettings) -> None:
         self.co_lambda = settings.co_lambda
 
-    def loss(self, logits: tuple[Tensor, ...], labels: Tensor, num_keep: int) -> StepLoss:
+    def loss(self, logits: tuple[Tensor, ...], labels: Tensor, num_keep: int | Tensor) -> StepLoss:
         out = jocor_loss(logits[0], logits[1], labels, co_lambda=self.co_lambda, num_keep=num_keep)
         return StepLoss(out.loss, (out.selected,), out.num_nonfinite)
 

@@ -66,7 +66,7 @@ def train(
         recipe: "paper" or "published" (the authors' code, where it differs).
         seed: batches, dropout, and the initial weights of networks that a function builds.
         device: "auto", "cpu", "cuda" or "cuda:N".
-        precision: "float32" or "bfloat16".
+        precision: "float32", "bfloat16" or "float16".
         output: folder for config.json, metrics.jsonl, summary.json, curves.png and checkpoints; None writes nothing.
         resume: go on from the checkpoint in `output`.
 

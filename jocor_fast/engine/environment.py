@@ -60,4 +60,8 @@ def describe_environment(device: torch.device) -> dict[str, Any]:
         "cpu_instruction_set": build["cpu_instruction_sets"][0],
         "cuda": build["cuda"],
         "float32_matmul_precision": torch.get_float32_matmul_precision(),
+        "tf32": {
+            "matmul": torch.backends.cuda.matmul.fp32_precision == "tf32",
+            "convolutions": torch.backends.cudnn.conv.fp32_precision == "tf32",  # type: ignore[attr-defined]
+        },
     }

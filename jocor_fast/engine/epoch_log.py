@@ -44,14 +44,34 @@ class EpochLog:
             )
         )
 
+    def restart(self, order: Tensor) -> None:
+        """Begin another epoch of as many steps, in the same tensors: captured steps know where these lie."""
+        self.order.copy_(order)
+        for numbers in (self.losses, self.nonfinite, self.selected):
+            numbers.zero_()
+        self.step, self.seconds = 0, 0.0
+
     def record(self, outcome: StepLoss) -> None:
         """Take down a step."""
         loss, nonfinite, choices = self._places[self.step]
-        loss.copy_(outcome.loss.detach())
+        loss.copy_(outcome.loss)
         nonfinite.copy_(outcome.num_nonfinite)
         for choice, mask in zip(choices, outcome.selected, strict=True):
             choice.copy_(mask)
         self.step += 1
+
+    def rows(self, places: Tensor) -> Tensor:
+        """The sample numbers of several steps, int64 [U · B]; the steps, int64 [U], are known to the device alone."""
+        return self.order.view(len(self.losses), -1).index_select(0, places).flatten()
+
+    def record_at(self, places: Tensor, outcomes: Sequence[StepLoss]) -> None:
+        """Take down several steps, int64 [U], that are known to the device alone; `step` is the caller's to advance."""
+        self.losses.index_copy_(0, places, torch.stack([outcome.loss for outcome in outcomes]).double())
+        self.nonfinite.index_copy_(0, places, torch.stack([outcome.num_nonfinite for outcome in outcomes]))
+        masks = torch.stack([mask for outcome in outcomes for mask in outcome.selected])
+        choices, steps = len(self.selected), len(self.losses)
+        by_step = self.selected.view(choices, steps, -1)
+        by_step.index_copy_(1, places, masks.view(len(outcomes), choices, -1).transpose(0, 1))
 
     def totals(self, clean: Tensor | None) -> Tensor:
         """The epoch in numbers, for `EpochNumbers`: float64 [6] on the device.

@@ -31,10 +31,35 @@ class NetworkGroup(Protocol):
         ...
 
 
-class SeparateNetworks:
-    """Any networks: each runs by itself, autograd does the rest."""
+class SideStream(Protocol):
+    """A second queue of the device. What `beside` encloses runs beside what the current one is given meanwhile."""
 
-    def __init__(self, networks: Sequence[nn.Module]) -> None:
+    def fork(self) -> None:
+        """Let what is enclosed start after all that the current queue has been given so far."""
+        ...
+
+    def beside(self) -> contextlib.AbstractContextManager[None]: ...
+
+    def join(self) -> None:
+        """Let the current queue go on after all that has been enclosed."""
+        ...
+
+
+class SeparateNetworks:
+    """Any networks: each runs by itself, autograd does the rest.
+
+    Attributes:
+        side: where the second network runs beside the first; None: after it. Autograd takes each network's backward
+            pass to the queue of its forward pass, and joins them. The random numbers of both are drawn in their order.
+    """
+
+    def __init__(self, networks: Sequence[nn.Module], *, channels_last: bool = False) -> None:
+        """Where `channels_last`, weights and inputs of convolutions are laid out so; the values stay."""
+        self.side: SideStream | None = None
+        self.channels_last = channels_last
+        if channels_last:
+            for network in networks:
+                network.to(memory_format=torch.channels_last)
         self.networks = tuple(networks)
         distinct = dict.fromkeys(parameter for network in networks for parameter in network.parameters())
         self.parameters: list[Tensor] = [parameter for parameter in distinct if parameter.requires_grad]
@@ -42,7 +67,16 @@ class SeparateNetworks:
             raise ValueError("networks have no parameter that requires a gradient")
 
     def logits(self, inputs: Tensor) -> tuple[Tensor, ...]:
-        return tuple(network(inputs) for network in self.networks)
+        if self.channels_last:
+            inputs = inputs.contiguous(memory_format=torch.channels_last)
+        if self.side is None or len(self.networks) == 1:
+            return tuple(network(inputs) for network in self.networks)
+        self.side.fork()
+        first = self.networks[0](inputs)
+        with self.side.beside():
+            second = self.networks[1](inputs)
+        self.side.join()
+        return first, second
 
     def backward(self, loss: Tensor) -> None:
         self._drop_gradients()

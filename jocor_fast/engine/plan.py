@@ -4,10 +4,28 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
+from torch import Tensor
+
 from jocor_fast import schedules
 from jocor_fast.engine.settings import TrainSettings
 from jocor_fast.losses import num_keep
 from jocor_fast.methods import METHODS
+
+
+@dataclass(frozen=True)
+class StepRates:
+    """What a step reads of its epoch's plan.
+
+    Attributes:
+        lr: the learning rate; 0-d tensors are read on the device, so that a captured step follows them.
+        beta1: Adam's β1, which its kernel takes from the host.
+        num_keep: k, or 0-d int64.
+    """
+
+    lr: float | Tensor
+    beta1: float
+    num_keep: int | Tensor
 
 
 @dataclass(frozen=True)
@@ -31,6 +49,27 @@ class EpochPlan:
     num_keep: int
     steps: int
     batch_size: int
+
+    @property
+    def rates(self) -> StepRates:
+        """What its steps read, as numbers."""
+        return StepRates(lr=self.lr, beta1=self.beta1, num_keep=self.num_keep)
+
+
+class DeviceRates:
+    """Rates that stay in their places on a device while their values follow the epochs."""
+
+    def __init__(self, device: torch.device) -> None:
+        # The optimisers' CUDA kernels read the rate as float32. On the CPU it is read as float64, and the steps are
+        # those of a Python float.
+        self.lr = torch.zeros((), dtype=torch.float32 if device.type == "cuda" else torch.float64, device=device)
+        self.num_keep = torch.ones((), dtype=torch.int64, device=device)
+
+    def load(self, plan: EpochPlan) -> StepRates:
+        """Write the epoch's values; nothing waits for the device."""
+        self.lr.fill_(plan.lr)
+        self.num_keep.fill_(plan.num_keep)
+        return StepRates(lr=self.lr, beta1=plan.beta1, num_keep=self.num_keep)
 
 
 def plan_epoch(settings: TrainSettings, epoch: int, num_samples: int) -> EpochPlan:

@@ -85,7 +85,8 @@ def fit(
             be the same when the run is resumed; its "sources" say where each came from.
         extra_summary: merged into summary.json (nominal_noise_rate).
         on_epoch: called after every epoch.
-        on_step: called after every step with (epoch, steps done in it, steps in it); must not touch the device.
+        on_step: called after every step (on a GPU: after several that were launched together) with (epoch, steps done
+            in it, steps in it); must not touch the device.
 
     Returns:
         The run; also one that diverged (summary["status"] is "diverged", summary["diverged"] says where and why).
@@ -139,10 +140,11 @@ class _Session:
             "settings": {**self.settings.as_dict(), **self.extra_config.get("settings", {})},
             "sources": {**self.settings.sources(), **self.extra_config.get("sources", {})},
         }
-        # What must be equal for a run to be resumed, in the plain types that checkpoints hold.
+        # What must be equal for a run to be resumed, in the plain types that checkpoints hold. How steps are launched
+        # changes nothing.
         self.identity = plain(
             {
-                **self.config["settings"],
+                **{name: value for name, value in self.config["settings"].items() if name != "no_graph"},
                 "device": self.trainer.device.type,
                 "training labels": f"{len(self.trainer.labels)} with checksum {self.labels_checksum:08x}",
             }
@@ -248,7 +250,7 @@ class _Session:
             "last": self.history[-1] if self.history else None,
             "nominal_noise_rate": None,
             "realised_noise_rate": self.trainer.realised_noise_rate,
-            "environment": describe_environment(self.trainer.device),
+            "environment": {**describe_environment(self.trainer.device), "steps": self.trainer.how_steps_run},
             **self.extra_summary,
         }
         if fault is not None:

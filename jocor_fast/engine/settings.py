@@ -14,7 +14,7 @@ from jocor_fast.schedules import RECIPES, default_decay_start, trained_epochs
 
 OPTIMIZERS = ("adam", "sgd")
 AUGMENTATIONS = ("none", "crop-flip")
-PRECISIONS = ("float32", "bfloat16")
+PRECISIONS = ("float32", "bfloat16", "float16")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +39,8 @@ class TrainSettings:
         recipe: "paper" or "published", see `jocor_fast.schedules`.
         seed: int in [0, 2⁶³): initial weights (of networks that a function builds), batches, dropout, augmentation.
         device: "auto", "cpu", "cuda" or "cuda:N" (or the torch.device).
-        precision: "float32", or "bfloat16" by autocast.
+        precision: "float32", or by autocast "bfloat16" or "float16" (with loss scaling).
+        no_graph: bool; True: no CUDA graphs, each step is launched by the host.
     """
 
     method: str = "jocor"
@@ -57,6 +58,7 @@ class TrainSettings:
     seed: int = 0
     device: str = "auto"
     precision: str = "float32"
+    no_graph: bool = False
 
     def __post_init__(self) -> None:
         self._choice("method", tuple(METHODS))
@@ -81,6 +83,8 @@ class TrainSettings:
             self._set("decay_start", default_decay_start(self.epochs, recipe=self.recipe))
         self._whole("decay_start", 0)
         self._set("device", _device_name(self.device))
+        if not isinstance(self.no_graph, bool):
+            raise TypeError(f"no_graph must be a bool, got {type(self.no_graph).__name__}")
 
     def as_dict(self) -> dict[str, str | int | float]:
         """Return {name: value} as config.json and the checkpoints hold it."""

@@ -9,10 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from jocor_fast.engine import augment
+from jocor_fast.engine.loss_scale import LossScale
 from jocor_fast.engine.networks import NetworkGroup, SeparateNetworks
 from jocor_fast.engine.optimizer import build_optimizer
 from jocor_fast.engine.paired_mlp import PairedMLP
-from jocor_fast.engine.plan import EpochPlan
+from jocor_fast.engine.plan import StepRates
 from jocor_fast.engine.samples import InputSource
 from jocor_fast.engine.settings import TrainSettings
 from jocor_fast.methods import METHODS, StepLoss
@@ -35,28 +36,49 @@ class TrainingStep:
         self.generator = generator  # of the augmentation
         self.method = METHODS[settings.method](settings)
         paired = settings.precision == "float32" and PairedMLP.fits(networks, source.first())
-        self.group: NetworkGroup = PairedMLP(networks) if paired else SeparateNetworks(networks)
+        if paired:
+            self.group: NetworkGroup = PairedMLP(networks)
+        else:
+            self.group = SeparateNetworks(networks, channels_last=_gains_by_channels_last(networks, source, device))
         self.optimizer = build_optimizer(settings, self.group.parameters)
+        self.loss_scale = LossScale(device) if settings.precision == "float16" else None
 
-    def __call__(self, stored: Tensor, labels: Tensor, plan: EpochPlan) -> StepLoss:
+    def __call__(self, stored: Tensor, labels: Tensor, rates: StepRates) -> StepLoss:
         """Forward, loss, backward, update.
 
         Args:
             stored: [B, ...], samples as the source hands them out.
             labels: int64 [B].
-            plan: the epoch's schedules.
+            rates: what holds for the epoch.
+
+        Returns:
+            What the method made of the batch; nothing of it keeps the step's tensors alive.
         """
         if self.settings.augment == "crop-flip":
             stored = augment.crop_flip(stored, self.generator)
+        # Held until the step is over: what runs on a second stream still reads them after autograd has let go of them.
+        inputs = self.source.network_input(stored)
         with self.autocast():
-            logits = self.group.logits(self.source.network_input(stored))
-        outcome = self.method.loss(logits, labels, plan.num_keep)
-        self.group.backward(outcome.loss)
-        self.optimizer.step(lr=plan.lr, beta1=plan.beta1)
-        return outcome
+            logits = self.group.logits(inputs)
+        outcome = self.method.loss(logits, labels, rates.num_keep)
+        overflow = None
+        if self.loss_scale is None:
+            self.group.backward(outcome.loss)
+        else:
+            self.group.backward(self.loss_scale.scaled(outcome.loss))
+            gradients = [parameter.grad for parameter in self.group.parameters if parameter.grad is not None]
+            overflow = self.loss_scale.unscale(gradients)
+        self.optimizer.step(lr=rates.lr, beta1=rates.beta1, skip=overflow)
+        return outcome._replace(loss=outcome.loss.detach())
 
     def autocast(self) -> contextlib.AbstractContextManager[None]:
         """The precision of the run, for what the networks compute."""
         if self.settings.precision == "float32":
             return contextlib.nullcontext()
         return torch.autocast(self.device.type, dtype=getattr(torch, self.settings.precision))
+
+
+def _gains_by_channels_last(networks: Sequence[nn.Module], source: InputSource, device: torch.device) -> bool:
+    """Whether the networks convolve images on a GPU, where tensor cores want the channels beside each other."""
+    convolves = any(isinstance(layer, nn.Conv2d) for network in networks for layer in network.modules())
+    return device.type == "cuda" and convolves and source.first().dim() == 4

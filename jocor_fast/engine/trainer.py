@@ -10,10 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from jocor_fast.engine import augment
+from jocor_fast.engine.captured_steps import CapturedSteps
 from jocor_fast.engine.epoch_log import EpochLog, EpochNumbers, read_at_once
 from jocor_fast.engine.evaluate import Accuracy, EvaluationSet, count_correct
 from jocor_fast.engine.networks import probe_classes, start_training
-from jocor_fast.engine.plan import EpochPlan
+from jocor_fast.engine.plan import DeviceRates, EpochPlan
 from jocor_fast.engine.samples import EvalData, InputSource, ResidentInputs, TrainData
 from jocor_fast.engine.settings import TrainSettings
 from jocor_fast.engine.step import TrainingStep
@@ -41,7 +42,8 @@ class Trainer:
         self.settings = settings
         self.device = device
         self.networks = tuple(networks)
-        self.source: InputSource = ResidentInputs(train.inputs, train.input_scale, device)
+        resident = ResidentInputs(train.inputs, train.input_scale, device)
+        self.source: InputSource = resident
         self.labels = train.labels.to(device)
         self.clean = None if train.clean_labels is None else (train.labels == train.clean_labels).to(device)
         self.test = None if test is None else EvaluationSet(test, device)
@@ -51,6 +53,12 @@ class Trainer:
         self.generator = torch.Generator(device).manual_seed(settings.seed)
         self.step = TrainingStep(settings, self.networks, self.source, device, self.generator)
         self.log: EpochLog | None = None  # of the epoch under way
+        self._kept_log: EpochLog | None = None  # of the epoch before, whose tensors serve the next
+        # On a GPU the rates lie on the device however the steps are launched, so that all of them round alike.
+        self.rates = DeviceRates(device) if device.type == "cuda" else None
+        self.captured: CapturedSteps | None = None
+        if device.type == "cuda" and not settings.no_graph:
+            self.captured = CapturedSteps(self.step, resident, self.labels)
 
     def _check(self, train: TrainData, test: EvalData | None, val: EvalData | None) -> None:
         """ValueError where the data do not go with the networks or the settings; found here, not after an epoch."""
@@ -77,6 +85,14 @@ class Trainer:
         """Share of wrong labels among those trained on; None where the truth is unknown."""
         return None if self.clean is None else 1.0 - int(self.clean.sum()) / len(self.clean)
 
+    @property
+    def how_steps_run(self) -> str:
+        """For summary.json: whether CUDA graphs are replayed, and why not."""
+        if self.captured is None:
+            return "launched by the host"
+        reason = self.captured.why_eager
+        return "CUDA graphs" if reason is None else f"launched by the host: {reason}"
+
     def train_epoch(
         self, plan: EpochPlan, *, stop: Callable[[], bool], on_step: Callable[[int, int, int], None] | None = None
     ) -> bool:
@@ -85,28 +101,46 @@ class Trainer:
         Args:
             plan: the epoch's schedules.
             stop: asked before every step whether to leave off.
-            on_step: told after every step (epoch, steps done, steps in all).
+            on_step: told after every step, or several that were launched together, (epoch, steps done, steps in all).
 
         Returns:
             Whether the epoch is complete. If not, `state_dict` holds the part that is.
         """
         log = self.log = self.log or self._start_log(plan)
         started = time.perf_counter()
-        batches = self.source.batches(log.order[log.step * plan.batch_size :], plan.batch_size)
-        while log.step < plan.steps and not stop():
-            samples, stored = next(batches)
-            log.record(self.step(stored, self.labels.index_select(0, samples), plan))
-            if on_step is not None:
-                on_step(plan.epoch, log.step, plan.steps)
+        if self.captured is not None:
+            self.captured.train(log, plan, stop=stop, on_step=on_step)
+        else:
+            self._train_step_by_step(log, plan, stop, on_step)
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)  # once an epoch, so that the time is the device's
         log.seconds += time.perf_counter() - started
         return log.step == plan.steps
 
+    def _train_step_by_step(
+        self,
+        log: EpochLog,
+        plan: EpochPlan,
+        stop: Callable[[], bool],
+        on_step: Callable[[int, int, int], None] | None,
+    ) -> None:
+        rates = plan.rates if self.rates is None else self.rates.load(plan)
+        batches = self.source.batches(log.order[log.step * plan.batch_size :], plan.batch_size)
+        while log.step < plan.steps and not stop():
+            samples, stored = next(batches)
+            log.record(self.step(stored, self.labels.index_select(0, samples), rates))
+            if on_step is not None:
+                on_step(plan.epoch, log.step, plan.steps)
+
     def _start_log(self, plan: EpochPlan) -> EpochLog:
         """Draw the order of an epoch, in whole batches: what is left over is left out, another part each time."""
         order = torch.randperm(len(self.source), generator=self.generator, device=self.device)
-        return EpochLog(order[: plan.steps * plan.batch_size].clone(), plan.steps, self.step.method.num_choices)
+        order = order[: plan.steps * plan.batch_size]
+        log, self._kept_log = self._kept_log, None
+        if log is None:
+            return EpochLog(order.clone(), plan.steps, self.step.method.num_choices)
+        log.restart(order)
+        return log
 
     def finish_epoch(self, plan: EpochPlan) -> tuple[Metrics, dict[str, Any] | None]:
         """Evaluate, and bring the epoch's numbers to the host, in one transfer.
@@ -116,6 +150,7 @@ class Trainer:
         """
         log, self.log = self.log, None
         assert log is not None
+        self._kept_log = log
         started = time.perf_counter()
         with self.step.autocast():
             on_device = [count_correct(self.step.group, self.networks, data) for data in (self.test, self.val)]
@@ -159,6 +194,7 @@ class Trainer:
         return {
             "networks": [network.state_dict() for network in self.networks],
             "optimizer": self.step.optimizer.state_dict(),
+            "loss_scale": None if self.step.loss_scale is None else self.step.loss_scale.state_dict(),
             "generators": {
                 "batches": self.generator.get_state(),
                 "torch": torch.get_rng_state(),
@@ -172,6 +208,8 @@ class Trainer:
         for network, weights in zip(self.networks, state["networks"], strict=True):
             network.load_state_dict(weights)
         self.step.optimizer.load_state_dict(state["optimizer"])
+        if self.step.loss_scale is not None:
+            self.step.loss_scale.load_state_dict(state["loss_scale"])
         generators = state["generators"]
         self.generator.set_state(generators["batches"])
         torch.set_rng_state(generators["torch"])
