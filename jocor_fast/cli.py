@@ -6,14 +6,17 @@ Exit codes: 0; 1 the run failed; 2 wrong use; 130 after Ctrl-C; 143 after SIGTER
 from __future__ import annotations
 
 import argparse
+import contextlib
 import difflib
 import os
 import re
 import shutil
 import sys
-from collections.abc import Iterable, Sequence
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from types import ModuleType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from rich.console import Console
 
@@ -52,7 +55,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _fail(str(error), WRONG_USE)
     command = COMMANDS[parsed.command]
     try:
-        code: int = command.run(parsed, _Console(highlight=False, markup=False))
+        with _own_warnings_in_one_line():
+            code: int = command.run(parsed, _Console(highlight=False, markup=False))
         return code
     except ConfigError as error:
         return _fail(str(error), WRONG_USE)
@@ -120,6 +124,22 @@ class _Console(Console):
 
     def on_broken_pipe(self) -> NoReturn:
         raise BrokenPipeError
+
+
+@contextlib.contextmanager
+def _own_warnings_in_one_line() -> Iterator[None]:
+    """What the library warns of is a sentence like an error's; others' warnings look as ever."""
+    package = Path(__file__).parent
+
+    def show(message: Warning | str, category: type[Warning], filename: str, lineno: int, *rest: Any) -> None:
+        if package in Path(filename).parents:
+            print(f"{PROGRAM}: warning: {' '.join(str(message).split())}", file=sys.stderr)
+        else:
+            others(message, category, filename, lineno, *rest)
+
+    with warnings.catch_warnings():
+        others, warnings.showwarning = warnings.showwarning, show  # type: ignore[assignment]
+        yield
 
 
 def _parsed(arguments: list[str]) -> argparse.Namespace:

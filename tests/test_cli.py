@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -194,3 +195,26 @@ def test_the_package_is_a_command() -> None:
     wrong = subprocess.run([sys.executable, "-m", "jocor_fast", "nothing"], capture_output=True, text=True)
     assert (wrong.returncode, wrong.stdout) == (2, "")
     assert wrong.stderr == f"jocor-fast: error: there is no command 'nothing'; try {EVERY_COMMAND}\n"
+
+
+def test_a_warning_of_the_library_is_one_line_and_others_look_as_ever(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(arguments: object, console: object) -> int:
+        package = Path(jf.__file__).parent
+        for message, file in (
+            ("mind the gap:\n  it is wide", package / "engine" / "step.py"),
+            ("not ours", "theirs.py"),
+        ):
+            warnings.warn_explicit(message, UserWarning, str(file), 1)
+        return 0
+
+    monkeypatch.setattr("jocor_fast.commands.train.run", run)
+    shown: list[tuple[object, ...]] = []
+    monkeypatch.setattr(warnings, "showwarning", lambda *warning: shown.append(warning))
+    with warnings.catch_warnings():
+        warnings.simplefilter("default")
+        assert main(["train"]) == 0
+    assert capsys.readouterr().err == "jocor-fast: warning: mind the gap: it is wide\n"
+    ((message, category, file, *_),) = shown
+    assert (str(message), category, file) == ("not ours", UserWarning, "theirs.py")
