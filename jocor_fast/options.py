@@ -172,7 +172,8 @@ _TABLE = (
     _training("device", _MACHINE, "text", "DEV", "auto, cpu, cuda or cuda:N", "a GPU where there is one"),
     _training("precision", _MACHINE, "choice", "TYPE", "what the networks compute in", choices=PRECISIONS),
     _training(
-        "no_graph", _MACHINE, "switch", "", "launch every step from the host, instead of replaying CUDA graphs",
+        "no_graph", _MACHINE, "switch", "", "on a GPU, launch every step from the host",
+        "steps on data in memory are replayed as CUDA graphs",
     ),
     Option("output", _RUN, "text", "DIR", "folder for the run's files", why="runs/DATASET-METHOD-NOISE-seedN"),
     Option(
