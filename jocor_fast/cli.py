@@ -21,13 +21,19 @@ from typing import Any, NoReturn
 from rich.console import Console
 
 from . import __version__
-from .commands import info, plot, reproduce, train
+from .commands import info, plot, reproduce, search_lambda, train
 from .config import ConfigError, closest_option
 from .data import DataError
 from .engine.errors import RunError
 
 PROGRAM = "jocor-fast"
-COMMANDS: dict[str, ModuleType] = {"train": train, "reproduce": reproduce, "plot": plot, "info": info}
+COMMANDS: dict[str, ModuleType] = {
+    "train": train,
+    "reproduce": reproduce,
+    "search-lambda": search_lambda,
+    "plot": plot,
+    "info": info,
+}
 FAILED, WRONG_USE, INTERRUPTED, TERMINATED = 1, 2, 130, 143
 HELP_WIDTH = 100
 _COMMAND_LINES = "\n".join(f"  {name:<13} {module.SUMMARY}" for name, module in COMMANDS.items())

@@ -54,6 +54,10 @@ class Config:
     def __getitem__(self, name: str) -> Any:
         return self.values[name]
 
+    def copy(self) -> Config:
+        """The same settings, to be changed on their own."""
+        return Config(dict(self.values), dict(self.sources), dict(self.reasons), self.file)
+
     def given(self, name: str) -> bool:
         """Whether the user said it, by flag or in the file."""
         return self.sources[name] in ("flag", "config")

@@ -17,7 +17,7 @@ from .noise import NOISE_KINDS
 from .schedules import RECIPES
 
 Kind = Literal["whole", "number", "text", "choice", "switch"]
-VAL_LABELS = ("clean", "noisy")
+VAL_LABELS = ("clean", "noisy", "small-loss")
 TRAINING_FIELDS = tuple(setting.name for setting in fields(TrainSettings))
 
 
@@ -166,8 +166,13 @@ _TABLE = (
         default=0.0, why="no validation",
     ),
     Option(
-        "val_labels", _VALIDATION, "choice", "KIND", "which labels of the held-out part to validate on",
+        "val_labels", _VALIDATION, "choice", "KIND",
+        "which labels of the held-out part to validate on; small-loss: the noisy ones of the share 1 − τ with the "
+        "smallest loss, which are presumably right",
         default="noisy", why="nobody has others in practice", choices=VAL_LABELS,
+    ),
+    Option(
+        "no_test", _VALIDATION, "switch", "", "leave the test set alone: nothing is measured on it", default=False,
     ),
     _training("device", _MACHINE, "text", "DEV", "auto, cpu, cuda or cuda:N", "a GPU where there is one"),
     _training("precision", _MACHINE, "choice", "TYPE", "what the networks compute in", choices=PRECISIONS),
@@ -179,6 +184,9 @@ _TABLE = (
     Option(
         "resume", _RUN, "switch", "", "go on from the last checkpoint in the output folder, or start if there is none",
         default=False,
+    ),
+    Option(
+        "stop_after", _RUN, "whole", "N", "leave off after epoch N, to go on with --resume", why="the last epoch",
     ),
     Option(
         "tensorboard", _RUN, "switch", "",

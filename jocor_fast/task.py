@@ -92,7 +92,7 @@ def _built_task(config: Config, announce: Callable[[str], None] | None) -> Task:
             torch.from_numpy(clean) if clean is not None else None,
             dataset.input_scale,
         ),
-        test=_eval_data(dataset.test_inputs, dataset.test_labels, dataset),
+        test=None if config["no_test"] else _eval_data(dataset.test_inputs, dataset.test_labels, dataset),
         val=_validation(config, dataset, labels, held_out, inputs),
         build_network=lambda: build_model(config["model"], dataset.input_shape, dataset.num_classes),
         nominal_noise_rate=config["noise_rate"],
@@ -152,10 +152,12 @@ def _validation(
 ) -> EvalData | None:
     if not len(held_out):
         return _eval_data(dataset.val_inputs, dataset.val_labels, dataset)
-    chosen = labels.noisy if config["val_labels"] == "noisy" else labels.clean
+    kind = config["val_labels"]
+    chosen = labels.clean if kind == "clean" else labels.noisy
     if chosen is None:
         raise ConfigError(f"{config.label('val_labels')} clean needs --clean-labels, or a clean column in --labels")
-    return EvalData(_rows(inputs, held_out), torch.from_numpy(chosen[held_out]), dataset.input_scale)
+    keep_rate = 1.0 - config["forget_rate"] if kind == "small-loss" else 1.0
+    return EvalData(_rows(inputs, held_out), torch.from_numpy(chosen[held_out]), dataset.input_scale, keep_rate)
 
 
 def _eval_data(inputs: np.ndarray | None, labels: np.ndarray | None, dataset: Dataset) -> EvalData | None:

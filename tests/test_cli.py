@@ -24,6 +24,7 @@ def in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.delenv("JOCOR_FAST_DATA", raising=False)
     monkeypatch.setenv("PYTHONPATH", str(Path(jf.__file__).parents[1]))  # for processes of their own
     Path("bad.toml").write_text("epoch = 3\n", encoding="utf-8")
+    Path("fixed.toml").write_text("co_lambda = 0.5\n", encoding="utf-8")
     np.save("q.npy", np.ones((10, 10)))
     np.save("labels.npy", np.zeros(5, dtype=np.int64))
     return tmp_path
@@ -93,7 +94,7 @@ WRONG_USE = [
     ("train --val-fraction nan", 2, "--val-fraction must lie in [0, 1), got nan"),
     ("train --val-fraction 0.00001", 2, "--val-fraction 1e-05 of 1437 samples leaves nothing to validate on"),
     ("train --val-fraction 0.99999", 2, "--val-fraction 0.99999 of 1437 samples leaves nothing to train on"),
-    ("train --val-fraction .1 --val-labels true", 2, "--val-labels must be one of clean, noisy, got 'true'"),
+    ("train --val-fraction .1 --val-labels true", 2, "--val-labels must be one of clean, noisy, small-loss, got 'true'"),
     ("train --val-labels clean", 2, "--val-labels needs --val-fraction"),
     ("train --device gpu", 2, "--device must be auto, cpu, cuda or cuda:N, got 'gpu'"),
     ("train --device cuda:99", 2, "--device: 'cuda:99' "),
@@ -113,6 +114,15 @@ WRONG_USE = [
     ("reproduce digits --lr 1", 2, "jocor-fast reproduce has no option --lr"),
     ("plot", 2, "plot takes the folders of runs, got none"),
     ("plot nowhere", 1, "RUN: nowhere holds no run, nor does any folder in it (no metrics.jsonl)"),
+    ("search-lambda --grid 0.5,1.5", 2, "--grid must be numbers in [0, 1], such as 0.05,0.35,0.95, got '0.5,1.5'"),
+    ("search-lambda --grid nan", 2, "--grid must be numbers in [0, 1], such as 0.05,0.35,0.95, got 'nan'"),
+    ("search-lambda --grid a", 2, "--grid must be numbers in [0, 1], such as 0.05,0.35,0.95, got 'a'"),
+    ("search-lambda --jobs 0", 2, "--jobs must be a whole number of at least 1, got '0'"),
+    ("search-lambda --co-lambda 1", 2, "jocor-fast search-lambda has no option --co-lambda"),
+    ("search-lambda --config fixed.toml", 2, "--co-lambda is nothing to give to search-lambda, which sets it itself"),
+    ("search-lambda --val-fraction 0", 2, "--val-fraction must be above 0: λ is chosen by what is held out"),
+    ("search-lambda --noise-rate 2", 2, "--noise-rate must lie in [0, 1), got 2.0"),
+    ("train --stop-after 0", 2, "--stop-after must be at least 1, got 0"),
     ("info please", 2, "jocor-fast info does not know what to do with 'please'"),
 ]
 
@@ -170,7 +180,7 @@ def test_help_of_train_names_every_option_with_its_default(capsys: pytest.Captur
     assert set(entries) == {option.flag for option in OPTIONS.values()} | {"--config"}
     required = {"--labels", "--clean-labels", "--noise-rate", "--noise-matrix"}
     without_default = {flag for flag, entry in entries.items() if "(default:" not in entry}
-    assert without_default == required | {"--resume", "--tensorboard", "--config"}
+    assert without_default == required | {"--resume", "--tensorboard", "--no-test", "--config"}
     assert "(default: 200;" in " ".join(entries["--epochs"].split())
 
 

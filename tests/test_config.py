@@ -37,11 +37,13 @@ FLAGS = [
     ("seed", "5", 5, {}),
     ("val_fraction", "0.1", 0.1, {}),
     ("val_labels", "clean", "clean", {"val_fraction": "0.1"}),
+    ("no_test", True, True, {}),
     ("device", "cpu", "cpu", {}),
     ("precision", "float16", "float16", {}),
     ("no_graph", True, True, {}),
     ("output", "somewhere", "somewhere", {}),
     ("resume", True, True, {}),
+    ("stop_after", "3", 3, {}),
     ("tensorboard", True, True, {}),
 ]
 

@@ -27,12 +27,12 @@ from ..report.reproduction import (
     results_table,
     seeds_at_hand,
 )
-from ..report.results import read_json, read_metrics
+from ..report.results import read_metrics
 from ..report.tables import csv_text, write_text
 from ..schedules import trained_epochs
 from .reproduce_plan import print_plan
 from .reproduce_progress import ReproductionProgress
-from .run_queue import QueuedRun, run_all
+from .run_queue import QueuedRun, check_earlier_run, parse_count, run_all
 
 SUMMARY = "several methods and seeds side by side: a table and a figure"
 USAGE = "NAME [OPTIONS]"
@@ -133,7 +133,7 @@ class Reproduction:
             figure=Figure(_report_kind(arguments, experiment), experiment.averaged_epochs),
             chosen=chosen,
             cells=experiment.cells(**overrides),
-            seeds=range(1, _count("--seeds", arguments.seeds, experiment.seeds) + 1),
+            seeds=range(1, parse_count("--seeds", arguments.seeds, experiment.seeds) + 1),
             output=output,
             results=output / experiment.folder,
         )
@@ -163,9 +163,9 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     runs = [_queued(cell, seed, asked.output) for seed in asked.seeds for cell in asked.chosen]
     for cell in asked.cells:
         for seed in seeds_at_hand(asked.output, cell):
-            _check_earlier_run(asked.output / cell.run_folder(seed), _config(cell, seed))
+            check_earlier_run(asked.output / cell.run_folder(seed), _config(cell, seed))
     left = [run for run in runs if not run.is_finished]
-    jobs = _count("--jobs", arguments.jobs, _default_jobs(arguments.device, experiment))
+    jobs = parse_count("--jobs", arguments.jobs, _default_jobs(arguments.device, experiment))
     _print_heading(asked, console)
     if arguments.dry_run:
         print_plan(
@@ -236,16 +236,6 @@ def _is_noise(noise: Noise, kind: str, rate: str) -> bool:
     return same_rate and kind in (noise.kind, noise.kind.removesuffix("-published"))
 
 
-def _count(flag: str, text: str | None, default: int) -> int:
-    try:
-        count = default if text is None else int(text)
-    except ValueError:
-        count = 0
-    if count < 1:
-        raise ConfigError(f"{flag} must be a whole number of at least 1, got {text!r}")
-    return count
-
-
 def _report_kind(arguments: argparse.Namespace, experiment: Experiment) -> str:
     kind: str = arguments.report
     if kind not in REPORTS:
@@ -258,7 +248,7 @@ def _report_kind(arguments: argparse.Namespace, experiment: Experiment) -> str:
 def _overrides(arguments: argparse.Namespace) -> dict[str, Any]:
     overrides: dict[str, Any] = {"device": arguments.device}
     if arguments.epochs is not None:
-        overrides["epochs"] = _count("--epochs", arguments.epochs, 1)
+        overrides["epochs"] = parse_count("--epochs", arguments.epochs, 1)
     for name in ("recipe", "val_fraction", "val_labels", "data_root"):
         if getattr(arguments, name) is not None:
             overrides[name] = getattr(arguments, name)
@@ -284,22 +274,6 @@ def _plan(left: int, planned: int) -> str:
     done = planned - left
     finished = f" ({done} of {planned} {'is' if done == 1 else 'are'} finished already)" if done else ""
     return f"{left} run{'s' * (left > 1)}{finished}"
-
-
-def _check_earlier_run(folder: Path, config: Config) -> None:
-    """A run in the output folder goes on, or stands in the table, only with the settings that are asked for.
-
-    Where it was computed does not matter to a finished run, and an unfinished one refuses another device by itself.
-    """
-    earlier = (read_json(folder / "config.json") or {}).get("settings", {})
-    changed = [
-        name
-        for name, value in config.values.items()
-        if name in earlier and value is not None and name != "device" and earlier[name] != value
-    ]
-    if changed:
-        differences = ", ".join(f"{name} {earlier[name]} (now {config[name]})" for name in changed)
-        raise RunError(f"{folder} holds a run with {differences}; choose another --output, or the same settings")
 
 
 def _default_jobs(device: str, experiment: Experiment) -> int:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -16,13 +17,24 @@ from .run_queue import QueuedRun
 HEARTBEAT_SECONDS = 15.0  # between lines where nothing can be redrawn
 
 
+def _test_accuracy(run: QueuedRun, summary: Mapping[str, Any]) -> str:
+    return f"test accuracy {percent(summary['last_10_mean']['test_accuracy'])} % over its last epochs"
+
+
 class ReproductionProgress:
     """One bar for all runs and a line for each that is going on; without a terminal a line now and then."""
 
-    def __init__(self, console: Console, runs: Sequence[QueuedRun], on_end: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        console: Console,
+        runs: Sequence[QueuedRun],
+        on_end: Callable[[], None],
+        figure: Callable[[QueuedRun, Mapping[str, Any]], str] = _test_accuracy,
+    ) -> None:
         self.console = console
         self.runs = runs
         self.on_end = on_end  # called when a run has ended
+        self.figure = figure  # what is said of it then, from its summary.json
         self._running: dict[str, TaskID] = {}
         self._started = self._spoken = time.monotonic()
         self._at_start = self._done()
@@ -62,8 +74,7 @@ class ReproductionProgress:
         if summary is None:
             self._say(f"{run.name}: failed: {run.error}")
         else:
-            accuracy = summary["last_10_mean"]["test_accuracy"]
-            self._say(f"{run.name}: test accuracy {percent(accuracy)} % over its last epochs")
+            self._say(f"{run.name}: {self.figure(run, summary)}")
         self.on_end()
 
     def on_poll(self) -> None:

@@ -18,6 +18,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from ..config import Config, ConfigError
+from ..engine.errors import RunError
 from ..options import OPTIONS
 from ..report.results import LOG_NAME, read_error, read_json, read_metrics
 
@@ -49,8 +51,11 @@ class QueuedRun:
 
     def arguments(self) -> list[str]:
         """The same as what stands after `jocor-fast`."""
-        flags = [part for name, value in self.settings.items() for part in (OPTIONS[name].flag, str(value))]
-        return ["train", *flags, "--output", str(self.folder), "--resume"]
+        return ["train", *self.flags(), "--output", str(self.folder), "--resume"]
+
+    def flags(self) -> list[str]:
+        """The settings as `train` takes them."""
+        return [part for name, value in self.settings.items() for part in _flag(name, value)]
 
     def start(self, threads: int) -> None:
         """Start the run as a process with so many threads."""
@@ -101,6 +106,41 @@ class QueuedRun:
         """The sentence that the run ended with, else its exit code and where its output lies."""
         ended = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
         return read_error(self.folder) or f"it {ended}; its output is in {self.folder / LOG_NAME}"
+
+
+def check_earlier_run(folder: Path, config: Config) -> None:
+    """A run in the output folder goes on, or stands in the table, only with the settings that are asked for.
+
+    Where it was computed does not matter to a finished run, and an unfinished one refuses another device by itself.
+    """
+    earlier = (read_json(folder / "config.json") or {}).get("settings", {})
+    changed = [
+        name
+        for name, value in config.values.items()
+        if name in earlier and value is not None and name != "device" and earlier[name] != value
+    ]
+    if changed:
+        differences = ", ".join(f"{name} {earlier[name]} (now {config[name]})" for name in changed)
+        raise RunError(f"{folder} holds a run with {differences}; choose another --output, or the same settings")
+
+
+def parse_count(flag: str, text: str | None, default: int) -> int:
+    """The whole number ≥ 1 that a flag's text is; a ConfigError that names the flag where it is none."""
+    try:
+        count = default if text is None else int(text)
+    except ValueError:
+        count = 0
+    if count < 1:
+        raise ConfigError(f"{flag} must be a whole number of at least 1, got {text!r}")
+    return count
+
+
+def _flag(name: str, value: Any) -> tuple[str, ...]:
+    """The setting as `train` takes it: a switch that is on stands alone, one that is off is left out."""
+    flag = OPTIONS[name].flag
+    if OPTIONS[name].kind == "switch":
+        return (flag,) if value else ()
+    return flag, str(value)
 
 
 def run_all(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,8 +39,9 @@ file (--config), their dashes as underscores:
     noise = "symmetric"
     noise_rate = 0.5"""
 
-# Kept in config.json and compared on --resume; where the files lie, and which there are, is not part of what a run is.
-RECORDED = tuple(name for name in OPTIONS if name not in ("data_root", "output", "resume", "tensorboard"))
+# Kept in config.json and compared on --resume; where the files lie, which there are and when it pauses is not part of
+# what a run is.
+RECORDED = tuple(name for name in OPTIONS if name not in ("data_root", "output", "resume", "stop_after", "tensorboard"))
 # T_k counts epochs of some 400 steps; far shorter ramps were measured to lose to plain training.
 SHORT_RAMP_STEPS = 200
 CLASSES_SHOWN = 20
@@ -48,8 +49,13 @@ CLASSES_SHOWN = 20
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare every option of config.OPTIONS as a flag, in its groups, and --config."""
+    declare(parser, OPTIONS.values())
+
+
+def declare(parser: argparse.ArgumentParser, options: Iterable[Option]) -> None:
+    """Declare options as flags, in their groups, and --config."""
     groups: dict[str, Any] = {}
-    for option in OPTIONS.values():
+    for option in options:
         if option.group not in groups:
             groups[option.group] = parser.add_argument_group(option.group)
         arguments: dict[str, Any] = {"dest": option.name, "default": argparse.SUPPRESS, "help": _help(option)}
@@ -76,7 +82,9 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     progress = TrainingProgress(console, trained_epochs(settings.epochs, settings.recipe))
     with progress, _tensorboard(config) as board:
         result = _fit(config, settings, task, progress, board)
-    if not progress.epochs_shown:
+    if result.summary["status"] == "interrupted":
+        console.print(f"left off after epoch {len(result.metrics)}, --resume goes on", soft_wrap=True)
+    elif not progress.epochs_shown:
         console.print("this run is finished already, nothing was changed")
     _print_result(result, Path(config["output"]), console)
     fault = result.summary.get("diverged")
@@ -127,6 +135,7 @@ def _fit(
             val=task.val,
             output=config["output"],
             resume=config["resume"],
+            stop_after=config["stop_after"],
             extra_config=_recorded(config, task),
             extra_summary={
                 "nominal_noise_rate": task.nominal_noise_rate,

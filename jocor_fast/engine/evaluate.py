@@ -6,10 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from jocor_fast.engine.networks import NetworkGroup, evaluating
 from jocor_fast.engine.samples import EvalData, InputSource, ResidentInputs
+from jocor_fast.losses import num_keep, select_small_loss
 
 EVALUATION_BATCH = 512  # on MNIST 256 to 1000 take 60 ms, more or fewer up to a fifth longer
 # On a GPU a batch costs the host as much as many samples cost the device: batches of so many numbers (MNIST's test set
@@ -25,6 +27,7 @@ class EvaluationSet:
         self.labels = data.labels.to(device)
         self.order = torch.arange(len(self.labels), device=device)
         self.batch_size = _batch_size(self.source, device)
+        self.counted = num_keep(len(self.labels), 1.0 - data.keep_rate)  # how many samples accuracy is taken over
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -40,21 +43,30 @@ def _batch_size(source: InputSource, device: torch.device) -> int:
 def count_correct(group: NetworkGroup, networks: Sequence[nn.Module], data: EvaluationSet | None) -> Tensor:
     """How many samples each network classifies rightly, in evaluation mode; nothing waits for the device.
 
+    Where only a part is counted, it is that of the smallest cross-entropy, summed over the networks: a measure that is
+    the same for every method and every λ, and so does not take sides between them.
+
     Returns:
         float64 on the device: [1], or for two networks [3], the third for the arg-max of their mean probabilities; [0]
         where there are no data.
     """
     if data is None:
         return torch.empty(0, dtype=torch.float64, device=group.parameters[0].device)
-    correct = torch.zeros(1 if len(networks) == 1 else 3, dtype=torch.float64, device=data.labels.device)
+    right: list[Tensor] = []
+    losses: list[Tensor] = []
     with evaluating(networks):
         for samples, stored in data.source.batches(data.order, data.batch_size):
             logits = [z.float() for z in group.logits(data.source.network_input(stored))]
+            labels = data.labels.index_select(0, samples)
+            if data.counted < len(data):
+                losses.append(torch.stack([F.cross_entropy(z, labels, reduction="none") for z in logits]).sum(0))
             if len(logits) == 2:
                 logits.append(logits[0].softmax(1) + logits[1].softmax(1))
-            labels = data.labels.index_select(0, samples)
-            correct += torch.stack([(z.argmax(1) == labels).sum() for z in logits])
-    return correct
+            right.append(torch.stack([z.argmax(1) == labels for z in logits]))
+    counted = torch.cat(right, dim=1)
+    if losses:
+        counted &= select_small_loss(torch.cat(losses), data.counted)
+    return counted.sum(1).double()
 
 
 @dataclass(frozen=True)
@@ -71,7 +83,7 @@ class Accuracy:
         """From the numbers of `count_correct`."""
         if data is None:
             return Accuracy()
-        shares = [number / len(data) for number in correct]
+        shares = [number / data.counted for number in correct]
         if len(shares) == 1:
             return Accuracy(first=shares[0], mean=shares[0])
         return Accuracy(shares[0], shares[1], (shares[0] + shares[1]) / 2, shares[2])

@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 
 from torch import nn
 
+from jocor_fast import arguments
 from jocor_fast.engine.environment import describe_environment, resolve_device, seeded_generators
 from jocor_fast.engine.errors import RunError
 from jocor_fast.engine.folder import CONFIG, SUMMARY, RunFolder, plain
@@ -48,7 +49,8 @@ class Run:
     Attributes:
         networks: the trained modules, in evaluation mode, on the run's device: two, or one for a one-network method.
         metrics: the lines of metrics.jsonl.
-        summary: the content of summary.json; its "status" is "finished" or "diverged".
+        summary: the content of summary.json; its "status" is "finished", "diverged", or "interrupted" after
+            `stop_after`.
     """
 
     networks: tuple[nn.Module, ...]
@@ -65,6 +67,7 @@ def fit(
     val: EvalData | None = None,
     output: str | os.PathLike[str] | None = None,
     resume: bool = False,
+    stop_after: int | None = None,
     extra_config: Mapping[str, Any] | None = None,
     extra_summary: Mapping[str, Any] | None = None,
     on_epoch: Callable[[EpochEvent], None] | None = None,
@@ -81,6 +84,8 @@ def fit(
         val: what the best epoch is chosen by.
         output: folder for the files of the run; None writes nothing.
         resume: go on from the checkpoint in `output`; without one, start afresh; after a finished run, change nothing.
+        stop_after: leave off after this epoch, if the run has more; `resume` goes on. The schedules are those of all
+            epochs.
         extra_config: merged into config.json. Its "settings" {name: value} join those of `settings`, and like them must
             be the same when the run is resumed; its "sources" say where each came from.
         extra_summary: merged into summary.json (nominal_noise_rate).
@@ -89,7 +94,8 @@ def fit(
             in it, steps in it); must not touch the device.
 
     Returns:
-        The run; also one that diverged (summary["status"] is "diverged", summary["diverged"] says where and why).
+        The run; also one that `stop_after` ended early (summary["status"] is "interrupted"), or that diverged (it is
+        "diverged", and summary["diverged"] says where and why).
 
     Raises:
         TypeError, ValueError: an argument is wrong.
@@ -98,6 +104,8 @@ def fit(
             (only with an output folder, in the main thread).
     """
     device = resolve_device(settings.device)
+    if stop_after is not None and arguments.as_integer("stop_after", stop_after) < 1:
+        raise ValueError(f"stop_after must be at least 1, got {stop_after}")
     if resume and output is None:
         raise ValueError("resume needs the output folder of the run to go on with, got output=None")
     with seeded_generators(settings.seed, device):
@@ -108,6 +116,7 @@ def fit(
                 settings=settings,
                 trainer=trainer,
                 folder=None if output is None else RunFolder(output),
+                stop_after=stop_after,
                 labels_checksum=zlib.crc32(train.labels.cpu().numpy().tobytes()),
                 extra_config=extra_config or {},
                 extra_summary=extra_summary or {},
@@ -126,6 +135,7 @@ class _Session:
     settings: TrainSettings
     trainer: Trainer
     folder: RunFolder | None
+    stop_after: int | None
     labels_checksum: int
     extra_config: Mapping[str, Any]
     extra_summary: Mapping[str, Any]
@@ -134,6 +144,7 @@ class _Session:
 
     def __post_init__(self) -> None:
         self.epochs = trained_epochs(self.settings.epochs, self.settings.recipe)
+        self.last = self.epochs if self.stop_after is None else min(self.stop_after, self.epochs)
         self.history: list[Metrics] = []
         self.config = {
             **self.extra_config,
@@ -195,7 +206,7 @@ class _Session:
 
     def _train(self) -> Run:
         with TerminationRequest(enabled=self.folder is not None) as termination:
-            for epoch in range(len(self.history) + 1, self.epochs + 1):
+            for epoch in range(len(self.history) + 1, self.last + 1):
                 plan = plan_epoch(self.settings, epoch, len(self.trainer.labels))
                 if not self.trainer.train_epoch(plan, stop=lambda: termination.received, on_step=self.on_step):
                     if self.folder is not None:
@@ -207,9 +218,9 @@ class _Session:
                     self.on_epoch(EpochEvent(epoch, self.epochs, line))
                 if fault is not None:
                     return self._finish("diverged", fault)
-                if termination.received and epoch < self.epochs:
+                if termination.received and epoch < self.last:
                     self._leave()
-            run = self._finish("finished")
+            run = self._finish("finished" if len(self.history) == self.epochs else "interrupted")
             if termination.received:
                 raise SystemExit(EXIT_CODE)
             return run

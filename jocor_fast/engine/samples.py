@@ -21,6 +21,9 @@ class EvalData:
             int32 or int64 (it gets them as they are: token numbers).
         labels: int64 [N], the truth as far as it is known, 0 … C−1.
         input_scale: factor for uint8 inputs.
+        keep_rate: the share in (0, 1] of the samples, those that the networks give the smallest loss, over which
+            accuracy is taken; less than 1 where the labels are noisy, so that it is taken over those that are
+            presumably right (paper, section 4.1).
 
     Raises (when made):
         TypeError, ValueError: an attribute is of another type, dtype or shape.
@@ -29,11 +32,14 @@ class EvalData:
     inputs: Tensor
     labels: Tensor
     input_scale: float = 1 / 255
+    keep_rate: float = 1.0
 
     def __post_init__(self) -> None:
         check_inputs("inputs", self.inputs)
         _check_labels("labels", self.labels, len(self.inputs))
         arguments.as_real("input_scale", self.input_scale)
+        if not 0 < arguments.as_real("keep_rate", self.keep_rate) <= 1:
+            raise ValueError(f"keep_rate must lie in (0, 1], got {self.keep_rate}")
 
 
 @dataclass(frozen=True, eq=False)
