@@ -253,7 +253,7 @@ _ALL = (
     ),
     Experiment(
         name="mnist",
-        title="MNIST (the paper's table 2)",
+        title="MNIST, the paper's table 2",
         dataset="mnist",
         noises=(*_SYMMETRIES, Noise("asymmetric", 0.4)),
         methods=_TABLE_METHODS,
@@ -264,7 +264,7 @@ _ALL = (
     ),
     Experiment(
         name="cifar10",
-        title="CIFAR-10 (the paper's table 3)",
+        title="CIFAR-10, the paper's table 3",
         dataset="cifar10",
         noises=(*_SYMMETRIES, Noise("asymmetric", 0.4)),
         methods=_TABLE_METHODS,
@@ -275,7 +275,7 @@ _ALL = (
     ),
     Experiment(
         name="cifar100",
-        title="CIFAR-100 (the paper's table 4)",
+        title="CIFAR-100, the paper's table 4",
         dataset="cifar100",
         noises=(*_SYMMETRIES, Noise("asymmetric-published", 0.4)),
         methods=_TABLE_METHODS,
@@ -291,7 +291,7 @@ _ALL = (
     ),
     Experiment(
         name="clothing1m",
-        title="Clothing1M (the paper's table 5)",
+        title="Clothing1M, the paper's table 5",
         dataset="clothing1m",
         noises=(Noise(REAL_NOISE, None),),
         methods=_TABLE_METHODS,
@@ -318,7 +318,7 @@ _ALL = (
     ),
     Experiment(
         name="ablation",
-        title="Ablation on MNIST (the paper's figures)",
+        title="Ablation on MNIST, as in the paper's figures",
         dataset="mnist",
         noises=_HALF,
         methods=("jocor", "joint-only", "coteaching", "standard-plus"),
@@ -331,7 +331,7 @@ _ALL = (
     ),
     Experiment(
         name="lambda",
-        title="JoCoR with different λ on MNIST (the paper's figures)",
+        title="JoCoR with different λ on MNIST, as in the paper's figures",
         dataset="mnist",
         noises=_HALF,
         methods=("jocor",),

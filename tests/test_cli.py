@@ -94,7 +94,11 @@ WRONG_USE = [
     ("train --val-fraction nan", 2, "--val-fraction must lie in [0, 1), got nan"),
     ("train --val-fraction 0.00001", 2, "--val-fraction 1e-05 of 1437 samples leaves nothing to validate on"),
     ("train --val-fraction 0.99999", 2, "--val-fraction 0.99999 of 1437 samples leaves nothing to train on"),
-    ("train --val-fraction .1 --val-labels true", 2, "--val-labels must be one of clean, noisy, small-loss, got 'true'"),
+    (
+        "train --val-fraction .1 --val-labels true",
+        2,
+        "--val-labels must be one of clean, noisy, small-loss, got 'true'",
+    ),
     ("train --val-labels clean", 2, "--val-labels needs --val-fraction"),
     ("train --device gpu", 2, "--device must be auto, cpu, cuda or cuda:N, got 'gpu'"),
     ("train --device cuda:99", 2, "--device: 'cuda:99' "),

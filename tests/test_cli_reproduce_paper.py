@@ -65,7 +65,7 @@ def test_an_experiment_of_the_paper_from_its_command_to_its_files(capsys: pytest
     command = [*MNIST, *quick, "--data-root", "data"]
     assert main([*command, "--report", "best"]) == 0
     out = capsys.readouterr().out
-    assert "MNIST (the paper's table 2): JoCoR and Standard, seed 1" in out
+    assert "MNIST, the paper's table 2: JoCoR and Standard, seed 1" in out
     assert "1 run (1 of 2 is finished already), 1 at a time, in out" in out
     folder = Path("out", "mnist-symmetric-0.5", "jocor", "seed1")
     settings = json.loads((folder / "config.json").read_text(encoding="utf-8"))["settings"]

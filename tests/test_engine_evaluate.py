@@ -6,7 +6,19 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from engine_cases import CLASSES, blobs, held_out, pair_of, settings, small_cnn, small_mlp, small_tanh
+from engine_cases import (
+    CLASSES,
+    blobs,
+    held_out,
+    pair_of,
+    parameters,
+    same_bits,
+    settings,
+    small_cnn,
+    small_mlp,
+    small_tanh,
+    without_timings,
+)
 from jocor_fast.engine.evaluate import EVALUATION_BATCH, Accuracy, EvaluationSet, count_correct
 from jocor_fast.engine.networks import SeparateNetworks, evaluating
 from jocor_fast.engine.run import EvalData, TrainData, fit
@@ -120,6 +132,29 @@ def test_a_run_trains_in_training_mode_and_hands_back_in_evaluation_mode() -> No
     run = fit(settings(epochs=2), networks, blobs(40), test=held_out(9))
     assert seen == [True] * (2 * 2 * 2)
     assert not any(network.training for network in run.networks)
+
+
+def test_test_labels_choose_nothing() -> None:
+    """Case 38: with other test labels the same epoch is the best, and all but the test accuracies is the same."""
+    test, val = held_out(60), held_out(30, seed=3)
+    runs = [
+        fit(settings(epochs=8, lr=0.001), small_mlp, blobs(70), test=EvalData(test.inputs, labels), val=val)
+        for labels in (test.labels, (test.labels + 1) % CLASSES)
+    ]
+    first, second = (
+        [
+            {name: value for name, value in line.items() if not name.startswith("test_")}
+            for line in without_timings(run.metrics)
+        ]
+        for run in runs
+    )
+    assert first == second
+    assert same_bits(*(parameters(run.networks) for run in runs))
+    best = [run.summary["best_by_validation"] for run in runs]
+    assert best[0]["epoch"] == best[1]["epoch"]
+    assert best[0]["test_accuracy"] != best[1]["test_accuracy"]
+    highest = max(runs[1].metrics, key=lambda line: line["test_accuracy"])
+    assert highest["epoch"] != best[1]["epoch"], "else a choice by the test labels would not be noticed"
 
 
 @pytest.mark.parametrize("network", [small_mlp, small_tanh], ids=["paired", "separate"])

@@ -131,7 +131,7 @@ def test_the_ablation_on_cifar10_shares_the_runs_of_its_table() -> None:
     assert [cell.method for cell in shared] == ["jocor", "coteaching"]
     for cell in shared:
         assert cell.run_settings(2) == table[cell.run_folder(2)]
-    assert EXPERIMENTS["ablation"].on("cifar10").title == "Ablation on CIFAR-10 (the paper's figures)"
+    assert EXPERIMENTS["ablation"].on("cifar10").title == "Ablation on CIFAR-10, as in the paper's figures"
 
 
 def test_the_noise_is_drawn_anew_for_each_seed_but_once_in_the_published_recipe() -> None:

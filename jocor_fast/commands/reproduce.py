@@ -74,7 +74,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--recipe", metavar="NAME", help="paper or published; published: one noise draw for all seeds"
     )
     training.add_argument("--val-fraction", metavar="F", help="share of the training data to hold out for validation")
-    training.add_argument("--val-labels", metavar="KIND", help="which labels to validate on: clean or noisy")
+    training.add_argument("--val-labels", metavar="KIND", help="which labels to validate on, as `train` takes it")
     machine = parser.add_argument_group("where")
     machine.add_argument("--device", metavar="DEV", default="auto", help="auto, cpu, cuda or cuda:N (default: auto)")
     machine.add_argument(

@@ -65,8 +65,11 @@ def draw_comparison(
                 _draw_line(axis, runs, field, name=method, color=f"C{names.index(method)}")
             _finish(axis, label if column == 0 else "")
         axes[0, column].set_title(heading, fontsize="medium")
-        if axes[0, column].lines:
-            axes[0, column].legend(loc="lower right", fontsize="small")
+    lines = {line.get_label(): line for axis in axes.flat for line in axis.lines}
+    if lines:  # one legend for all panels, below them: within a panel it would hide curves
+        figure.legend(
+            lines.values(), lines.keys(), loc="outside lower center", ncols=3 * axes.shape[1], fontsize="small"
+        )
     save_figure(figure, path, title)
 
 
