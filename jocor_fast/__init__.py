@@ -1,6 +1,13 @@
 """Training with noisy labels by JoCoR (Wei et al., CVPR 2020): a compiled joint loss, and the trainer around it."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
 from ._command import end_command
+
+if TYPE_CHECKING:
+    from .estimator import JoCoRClassifier
 
 try:
     from . import noise, reference, schedules
@@ -14,6 +21,7 @@ except ImportError as error:
 __version__: str = build_info()["version"]
 
 __all__ = [
+    "JoCoRClassifier",
     "JoCoRLoss",
     "JoCoROutput",
     "build_info",
@@ -26,3 +34,13 @@ __all__ = [
     "select_small_loss",
     "train",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """`JoCoRClassifier` when it is asked for: scikit-learn takes a second to import."""
+    if name != "JoCoRClassifier":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from .estimator import JoCoRClassifier
+
+    globals()[name] = JoCoRClassifier
+    return JoCoRClassifier

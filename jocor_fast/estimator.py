@@ -1,0 +1,176 @@
+"""`JoCoRClassifier`: JoCoR as a scikit-learn estimator."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.utils import check_random_state
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import check_is_fitted, validate_data
+from torch import nn
+
+from jocor_fast.engine.environment import resolve_device
+from jocor_fast.engine.run import TrainData, fit
+from jocor_fast.engine.settings import TrainSettings
+from jocor_fast.models import build_model
+from jocor_fast.schedules import steps_per_epoch
+
+RAMP_STEPS = 400  # what the paper's ramp has at least: a selection by loss that is in force earlier can do harm
+LEAST_RAMP_EPOCHS = 10
+PREDICTION_BATCH = 1024
+
+
+class JoCoRClassifier(ClassifierMixin, BaseEstimator):
+    """A classifier for data whose labels are partly wrong: two networks that learn together (JoCoR).
+
+    It works in pipelines, grid searches and `cross_val_predict`, and predicts by the mean probability of the networks.
+    What the networks get are the numbers of X as float32: scale them first, for instance by a `StandardScaler`.
+
+    >>> from sklearn.datasets import make_blobs
+    >>> import jocor_fast as jf
+    >>> X, y = make_blobs(300, centers=[[-4, 0], [4, 0]], random_state=0)
+    >>> wrong = y.copy()
+    >>> wrong[:60] = 1 - wrong[:60]
+    >>> classifier = jf.JoCoRClassifier(forget_rate=0.2, epochs=20, random_state=0).fit(X, wrong)
+    >>> bool(classifier.score(X, y) > 0.95)
+    True
+
+    Args:
+        forget_rate: τ in [0, 1), the share of wrong labels that you expect: so many of each batch are left out.
+        network: "mlp" (one hidden layer), "cnn", the name of a torchvision classifier, or a function of (shape of a
+            sample, number of classes) that builds a module which gives logits.
+        method: a key of `jocor_fast.methods.METHODS`.
+        co_lambda: λ in [0, 1], the weight of the agreement between the networks.
+        ramp_epochs: T_k, epochs until the full forget rate; None: as many as make 400 steps, at least 10, at most half
+            of all.
+        epochs: passes over the data; the learning rate falls to zero from 0.4 · epochs on.
+        batch_size: rows of a step; small data need small batches.
+        lr: Adam's learning rate.
+        device: "auto", "cpu", "cuda" or "cuda:N".
+        precision: "float32" or "bfloat16".
+        random_state: initial weights and batches: an int, a RandomState or None (new ones for each fit).
+
+    Attributes:
+        classes_: the labels, in the order of the columns of `predict_proba`.
+        networks_: the trained modules, on the CPU, in evaluation mode.
+        metrics_: a dict an epoch, as in metrics.jsonl.
+        n_iter_: epochs trained.
+        n_features_in_: columns of X.
+    """
+
+    def __init__(
+        self,
+        forget_rate: float = 0.2,
+        *,
+        network: str | Callable[[Sequence[int], int], nn.Module] = "mlp",
+        method: str = "jocor",
+        co_lambda: float = 0.9,
+        ramp_epochs: int | None = None,
+        epochs: int = 100,
+        batch_size: int = 32,
+        lr: float = 1e-3,
+        device: str = "auto",
+        precision: str = "float32",
+        random_state: int | np.random.RandomState | None = None,
+    ) -> None:
+        self.forget_rate = forget_rate
+        self.network = network
+        self.method = method
+        self.co_lambda = co_lambda
+        self.ramp_epochs = ramp_epochs
+        self.epochs = epochs
+        self.batch_size = batch_size
+        self.lr = lr
+        self.device = device
+        self.precision = precision
+        self.random_state = random_state
+
+    def fit(self, X: Any, y: Any) -> JoCoRClassifier:
+        """Train on samples and labels of which some are wrong.
+
+        Args:
+            X: [N, features], or [N, ...] for a network that takes such samples; numbers.
+            y: [N], labels of any kind that scikit-learn takes for classes.
+
+        Returns:
+            The estimator itself.
+
+        Raises:
+            TypeError, ValueError: an argument or a parameter is wrong; the sentence names it.
+            RuntimeError: training diverged.
+        """
+        X, y = validate_data(self, X, y, dtype=np.float32, allow_nd=True)
+        check_classification_targets(y)
+        self.classes_, numbers = np.unique(y, return_inverse=True)
+        settings = self._settings(len(X))
+        run = fit(
+            settings,
+            lambda: self._build_network(X.shape[1:], len(self.classes_)),
+            TrainData(torch.from_numpy(np.require(X, requirements=["C", "W"])), torch.from_numpy(numbers)),
+        )
+        if run.summary["status"] == "diverged":
+            fault = run.summary["diverged"]
+            raise RuntimeError(f"training diverged in epoch {fault['epoch']}: {fault['reason']}; a smaller lr may help")
+        self.networks_ = tuple(network.cpu() for network in run.networks)
+        self.metrics_ = run.metrics
+        self.n_iter_ = len(run.metrics)
+        return self
+
+    def predict_proba(self, X: Any) -> np.ndarray:
+        """The mean probabilities of the networks.
+
+        Args:
+            X: as for `fit`.
+
+        Returns:
+            float64 [N, C], rows that sum to 1, columns in the order of `classes_`.
+        """
+        check_is_fitted(self)
+        X = validate_data(self, X, dtype=np.float32, allow_nd=True, reset=False)
+        device = resolve_device(self.device)
+        networks = [network.to(device) for network in self.networks_]
+        parts = []
+        with torch.no_grad():
+            for rows in torch.from_numpy(np.require(X, requirements=["C", "W"])).split(PREDICTION_BATCH):
+                shares = [network(rows.to(device)).double().softmax(1) for network in networks]
+                parts.append(torch.stack(shares).mean(0).cpu())
+        for network in networks:
+            network.cpu()
+        return torch.cat(parts).numpy()
+
+    def predict(self, X: Any) -> np.ndarray:
+        """The label of the highest probability for each sample.
+
+        Args:
+            X: as for `fit`.
+
+        Returns:
+            [N], entries of `classes_`.
+        """
+        probabilities = self.predict_proba(X)
+        labels: np.ndarray = self.classes_[probabilities.argmax(axis=1)]
+        return labels
+
+    def _settings(self, samples: int) -> TrainSettings:
+        """The parameters as the engine takes and checks them."""
+        values = {
+            name: getattr(self, name)
+            for name in ("forget_rate", "method", "co_lambda", "epochs", "batch_size", "lr", "device", "precision")
+        }
+        seed = int(check_random_state(self.random_state).randint(2**31 - 1))
+        settings = TrainSettings(**values, seed=seed)
+        ramp_epochs = self.ramp_epochs
+        if ramp_epochs is None:
+            steps = math.ceil(RAMP_STEPS / steps_per_epoch(samples, settings.batch_size, settings.recipe))
+            ramp_epochs = min(max(LEAST_RAMP_EPOCHS, steps), settings.epochs // 2)
+        return TrainSettings(**values, seed=seed, ramp_epochs=ramp_epochs)
+
+    def _build_network(self, shape: Sequence[int], num_classes: int) -> nn.Module:
+        if callable(self.network):
+            return self.network(shape, num_classes)
+        return build_model(self.network, shape, num_classes)
