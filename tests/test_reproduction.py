@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from jocor_fast.experiments import EXPERIMENTS, Cell, Experiment, Noise
 from jocor_fast.paper_results import paper_result
@@ -105,6 +106,22 @@ def test_a_cell_is_met_from_a_point_or_two_deviations_below(
     cell = cell_of(experiment, method, Noise("symmetric", rate))
     write_accuracies(tmp_path, cell, [mean])
     assert table_rows([read_cell(tmp_path, cell, (1,))])[1][-2] == target
+
+
+def test_on_a_terminal_of_80_columns_every_figure_is_whole(tmp_path: Path) -> None:
+    cells = EXPERIMENTS["mnist"].cells()
+    write_accuracies(tmp_path, cells[0], [0.96, 0.98])
+    write_run(tmp_path, cells[-1], 2, status="diverged")
+    results = [read_cell(tmp_path, cell, (1, 2)) for cell in cells]
+    console = Console(file=io.StringIO(), width=80)
+    console.print(results_table(results, "T", brief=True).rich())
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "…" not in text
+    rows = [line.split() for line in text.splitlines() if line.strip().startswith(("Symmetry-", "Asymmetry-"))]
+    assert rows[0] == ["Symmetry-20%", "Standard", "97.00", "±", "1.41", "90.00", "79.56", "met", "2/2"]
+    assert rows[1] == ["Symmetry-20%", "F-correction", "n/a", "n/a", "95.38", "not", "run"]
+    assert (len(rows), rows[-1][-1]) == (24, "0/2")
+    assert "JoCoR, Asymmetry-40%: seed 1: not run, seed 2: diverged" in text
 
 
 def test_without_figures_of_the_paper_the_table_has_no_columns_for_them(tmp_path: Path) -> None:

@@ -300,7 +300,7 @@ def _print_heading(asked: Reproduction, console: Console) -> None:
 def _report(asked: Reproduction, results: Sequence[CellResult], console: Console) -> None:
     asked.write_table(results)
     draw_results(results, asked.results / "curves.png", asked.experiment.title)
-    console.print(results_table(results, asked.experiment.title).rich())
+    console.print(results_table(results, asked.experiment.title, brief=True).rich())
     if asked.experiment.name == "digits":
         means = {result.cell.method: result.csv_row()["mean"] for result in results}
         standard, jocor = means.get("standard"), means.get("jocor")

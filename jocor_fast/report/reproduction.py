@@ -69,10 +69,20 @@ class CellResult:
     @property
     def status(self) -> str:
         """ "3/3", or "2/3 (seed 2: diverged)", or "not run"."""
-        if not self.summaries and set(self.missing.values()) <= {"not run"}:
-            return "not run"
-        missing = ", ".join(f"seed {seed}: {why}" for seed, why in self.missing.items())
-        return f"{len(self.summaries)}/{len(self.planned)}" + (f" ({missing})" if missing else "")
+        return self.counted + (f" ({self.why_missing})" if self.why_missing else "")
+
+    @property
+    def counted(self) -> str:
+        """ "2/3", or "not run"."""
+        begun = self.summaries or set(self.missing.values()) != {"not run"}
+        return f"{len(self.summaries)}/{len(self.planned)}" if begun else "not run"
+
+    @property
+    def why_missing(self) -> str:
+        """ "seed 2: diverged", or "" where all are there, or none has been begun."""
+        if self.counted == "not run":
+            return ""
+        return ", ".join(f"seed {seed}: {why}" for seed, why in self.missing.items())
 
     @property
     def paper(self) -> PaperResult | None:
@@ -148,44 +158,60 @@ def seeds_at_hand(output: Path, cell: Cell) -> list[int]:
     return sorted(int(name) for name in names if name.isdecimal())
 
 
-def results_table(results: Sequence[CellResult], title: str, notes: Sequence[str] = ()) -> TextTable:
-    """The table for people, in percent; the paper's figures and whether they are met where the paper has any."""
+def results_table(
+    results: Sequence[CellResult], title: str, notes: Sequence[str] = (), *, brief: bool = False
+) -> TextTable:
+    """The table for people, in percent; the paper's figures and whether they are met where the paper has any.
+
+    `brief`: only as much as fits a terminal of 80 columns, and what is missing below it.
+    """
     compared = any(result.paper for result in results)
-    rows: list[tuple[str, ...]] = []
-    for result in results:
-        row = result.csv_row()
-        figures = (percent_with_std(row["mean"], row["std"]), percent(row["label_precision"]), percent(row["best"]))
-        beside = _beside_the_paper(result.paper, row["mean"]) if compared else ()
-        rows.append((result.cell.noise.title, result.cell.title, *figures, *beside, result.status))
-    figure = results[0].figure
+    wanted = ["noise", "method", "test accuracy", "label precision", "best epoch", "runs"]
+    if compared:
+        beside = ["paper", "target"] if brief else ["best epoch", "paper", "difference", "target"]
+        wanted[4:5] = beside
     note = (
-        f"Test accuracy, label precision: {figure.text}, then mean ± standard deviation (ddof {STD_DDOF}) over runs. "
-        "Best epoch: chosen by the test labels, so not a result to report."
+        f"Test accuracy and label precision: {results[0].figure.text}, "
+        f"then mean ± standard deviation (ddof {STD_DDOF}) over runs."
     )
+    if "best epoch" in wanted:
+        note += " Best epoch: chosen by the test labels, so not a result to report."
     if compared:
         note += (
             " Target: the paper's figure is met from max(1.0, 2 · its standard deviation) points below it; the paper's "
             "are over five runs."
         )
+    if brief:
+        notes = [
+            f"{result.cell.title}, {result.cell.noise.title}: {result.why_missing}"
+            for result in results
+            if result.why_missing
+        ]
+    texts = [_texts(result, brief=brief) for result in results]
     return TextTable(
-        (
-            "noise", "method", "test accuracy", "label precision", "best epoch",
-            *(("paper", "difference", "target") if compared else ()), "runs",
-        ),
-        rows,
+        tuple(name.removeprefix("test ").removeprefix("label ") if brief else name for name in wanted),
+        [tuple(row[name] for name in wanted) for row in texts],
         title=f"{title} (in %)",
         text_columns=2,
-        note="\n\n".join([note, *notes]),
-    )  # fmt: skip
+        note=("\n" if brief else "\n\n").join([note, *notes]),
+    )
 
 
-def _beside_the_paper(paper: PaperResult | None, mean: float | None) -> tuple[str, str, str]:
-    if paper is None:
-        return "", "", ""
-    quoted = percent_with_std(paper.mean, paper.std)
-    if mean is None:
-        return quoted, "", ""
-    return quoted, f"{100 * (mean - paper.mean):+.2f}", "met" if paper.met_by(mean) else "missed"
+def _texts(result: CellResult, *, brief: bool) -> dict[str, str]:
+    """Every column that a row may have."""
+    row, paper = result.csv_row(), result.paper
+    done = paper is not None and row["mean"] is not None
+    return {
+        "noise": result.cell.noise.title,
+        "method": result.cell.title,
+        "test accuracy": percent_with_std(row["mean"], row["std"]),
+        "label precision": percent(row["label_precision"]),
+        "best epoch": percent(row["best"]),
+        "paper": percent_with_std(paper.mean, None if brief else paper.std) if paper else "",
+        "difference": f"{100 * row['difference']:+.2f}" if done else "",
+        "target": ("met" if paper.met_by(row["mean"]) else "missed") if paper and done else "",
+        "runs": result.counted if brief else result.status,
+    }
 
 
 def draw_results(results: Sequence[CellResult], path: Path, title: str) -> None:

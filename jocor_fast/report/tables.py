@@ -78,6 +78,7 @@ class TextTable:
             caption=Text(self.note) if self.note else None,
             box=box.SIMPLE_HEAD,
             pad_edge=False,
+            collapse_padding=True,
             title_justify="left",
             caption_justify="left",
         )
