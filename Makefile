@@ -21,6 +21,7 @@ comma := ,
 help:
 	@echo "make train    JoCoR against plain training on digits with half of the labels wrong: a table and curves"
 	@echo "make test     the test suite"
+	@echo "make docs     the API's pages from its docstrings, which are checked first: build/docs/index.html"
 	@echo "make bench    the loss by pytest-benchmark, on a GPU if any: benchmarks/results/bench_loss.json, .md, .png"
 	@echo "make compare  the loss against its contenders, interleaved: benchmarks/results/loss_cpu.json and .md, or loss_gpu"
 	@echo "make gpu      proves and measures on a GPU, offline, with $(PYTHON): six minutes; PARTS=bench-full for others"
@@ -33,6 +34,13 @@ train: $(VENV)/.package
 
 test: $(VENV)/.test $(VENV)/.package
 	$(BIN)/python -m pytest tests
+
+# A warning of pdoc's is a broken docstring, but for annotations of a NamedTuple, which only its own module can resolve.
+docs: $(VENV)/.test $(VENV)/.dev $(VENV)/.package
+	$(BIN)/python -m pytest --quiet tests/test_docstrings.py
+	$(BIN)/python -W error::UserWarning -W "ignore:Error parsing type annotation ForwardRef:UserWarning" -m pdoc \
+		--docformat google --math --no-show-source --output-directory build/docs \
+		jocor_fast '!jocor_fast\.(?!(noise|reference|schedules)$$)'
 
 bench: $(VENV)/.test $(VENV)/.package
 	@mkdir -p benchmarks/results

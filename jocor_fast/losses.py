@@ -54,6 +54,21 @@ def jocor_loss(
     Per sample l = (1 - λ)(CE1 + CE2) + λ(KL(p‖q) + KL(q‖p)); the k rows with the smallest finite l are averaged. Rows
     that are not selected get gradients that are exactly zero, also where their logits are infinite or NaN.
 
+    >>> import torch
+    >>> import jocor_fast as jf
+    >>> logits1 = torch.tensor([[2.0, 0, -1], [0, 1, 0], [-1, 0, 3], [0.5, 0.5, 0.5]], requires_grad=True)
+    >>> logits2 = torch.tensor([[1.0, 1, -1], [0, 2, 1], [0, -1, 2], [1, 0, 0]], requires_grad=True)
+    >>> out = jf.jocor_loss(logits1, logits2, torch.tensor([0, 1, 0, 2]), co_lambda=0.9, forget_rate=0.5)
+    >>> out.per_sample
+    tensor([0.7495, 0.2056, 0.7983, 0.4835])
+    >>> out.selected
+    tensor([False,  True, False,  True])
+    >>> round(out.loss.item(), 4)
+    0.3446
+    >>> out.loss.backward()
+    >>> logits1.grad[0]
+    tensor([0., 0., 0.])
+
     Args:
         logits1: [B, C] of the first network; float16, bfloat16, float32 or float64, any strides.
         logits2: [B, C] of the second; same dtype and device.
@@ -93,6 +108,12 @@ def jocor_loss(
 class JoCoRLoss(nn.Module):
     """`jocor_loss` as a module.
 
+    >>> import torch
+    >>> import jocor_fast as jf
+    >>> criterion = jf.JoCoRLoss(co_lambda=0.9)
+    >>> criterion(torch.zeros(4, 10), torch.zeros(4, 10), torch.arange(4), num_keep=2).selected
+    tensor([ True,  True, False, False])
+
     Args:
         co_lambda: λ in [0, 1], the weight of the agreement between the networks.
         ignore_index: label of rows that take no part.
@@ -112,6 +133,7 @@ class JoCoRLoss(nn.Module):
         forget_rate: float | None = None,
         num_keep: int | Tensor | None = None,
     ) -> JoCoROutput:
+        """The loss of a batch; arguments, result and errors as in `jocor_loss`."""
         return jocor_loss(
             logits1,
             logits2,
@@ -131,6 +153,11 @@ def joint_loss(
 ) -> Tensor:
     """The joint loss of every sample (paper, equation 1), without a selection.
 
+    >>> import torch
+    >>> import jocor_fast as jf
+    >>> jf.joint_loss(torch.zeros(2, 10), torch.zeros(2, 10), torch.tensor([0, 9]), co_lambda=0.9)
+    tensor([0.4605, 0.4605])
+
     Args and errors as in `jocor_loss`.
 
     Returns:
@@ -149,6 +176,11 @@ def select_small_loss(losses: Tensor, num_keep: int | Tensor, *, eligible: Tenso
     """Mask of the small-loss samples: the num_keep eligible rows with the smallest finite losses (paper, equation 4).
 
     Ties go to the lower row, -0 equals +0: the choice of `numpy.argsort(losses, kind="stable")[:num_keep]`.
+
+    >>> import torch
+    >>> import jocor_fast as jf
+    >>> jf.select_small_loss(torch.tensor([2.0, 1.0, 1.0, float("nan"), 1.0]), 2)
+    tensor([False,  True,  True, False, False])
 
     Args:
         losses: [B], floating point.
@@ -174,6 +206,10 @@ def num_keep(batch_size: int, forget_rate: float, *, rounding: str = "ceil") -> 
 
     ceil((1 - τ) n - 1e-9 n), in float64, clamped to [1, n]; the slack undoes the binary rounding of τ, so that 0.3 of
     10 rows keeps seven.
+
+    >>> import jocor_fast as jf
+    >>> jf.num_keep(128, 0.2), jf.num_keep(128, 0.2, rounding="floor"), jf.num_keep(10, 0.3)
+    (103, 102, 7)
 
     Args:
         batch_size: n >= 0; 0 keeps 0.

@@ -45,6 +45,12 @@ _ASYMMETRIC_BY_DATASET = {name: name for name in ("mnist", "cifar10", "cifar100"
 def symmetric(num_classes: int, rate: float, *, include_true: bool = False) -> np.ndarray:
     """Symmetry: a label turns, with probability `rate`, into any other with equal probability.
 
+    >>> import jocor_fast as jf
+    >>> jf.noise.symmetric(3, 0.3)
+    array([[0.7 , 0.15, 0.15],
+           [0.15, 0.7 , 0.15],
+           [0.15, 0.15, 0.7 ]])
+
     Args:
         num_classes: C, int ≥ 1 (≥ 2 for a rate above 0).
         rate: r in [0, 1).
@@ -184,6 +190,10 @@ def corrupt(labels: Any, transition: Any, *, seed: int) -> np.ndarray:
     Sample n's number u_n of `RandomState(seed).random_sample(N)`, a stream that NumPy keeps for ever, is looked up in
     the cumulative row of its class. The labels hence depend on `seed` and the order of the data set alone, and no
     global generator is touched.
+
+    >>> import jocor_fast as jf
+    >>> jf.noise.corrupt([0, 1, 2, 0, 1, 2], jf.noise.symmetric(3, 0.5), seed=0)
+    array([1, 1, 2, 1, 1, 2])
 
     Args:
         labels: clean labels, (N,) or (N, 1), any array-like or tensor of whole numbers in 0 … C−1.

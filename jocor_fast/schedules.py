@@ -22,6 +22,10 @@ def keep_rate(epoch: int, *, forget_rate: float, ramp_epochs: int = 10, recipe: 
     Recipe "paper": 1 − min(t/T_k · τ, τ), full τ from epoch T_k. Recipe "published": the code's linspace(0, τ, T_k) is
     read from its second entry on, so that epoch t forgets t·τ/(T_k − 1), full τ from epoch T_k − 1.
 
+    >>> import jocor_fast as jf
+    >>> [jf.schedules.keep_rate(epoch, forget_rate=0.5) for epoch in (1, 5, 10, 200)]
+    [0.95, 0.75, 0.5, 0.5]
+
     Args:
         epoch: t, int ≥ 1.
         forget_rate: τ, float in [0, 1).
@@ -50,6 +54,10 @@ def lr_factor(epoch: int, *, epochs: int = 200, decay_start: int = 80, recipe: s
     Recipe "paper": 1 up to `decay_start`, then (epochs + 1 − t)/(epochs − decay_start), which still is 1 in the first
     epoch after it. Recipe "published": 1 up to `decay_start`, then (epochs − t)/(epochs − decay_start).
 
+    >>> import jocor_fast as jf
+    >>> [round(jf.schedules.lr_factor(epoch), 4) for epoch in (80, 81, 150, 200)]
+    [1.0, 1.0, 0.425, 0.0083]
+
     Args:
         epoch: t, int ≥ 1; past `decay_start` and the last epoch the factor is 0.
         epochs: int ≥ 1, as asked for (recipe "published" trains one fewer).
@@ -75,8 +83,13 @@ def lr_factor(epoch: int, *, epochs: int = 200, decay_start: int = 80, recipe: s
 def adam_beta1(epoch: int, *, decay_start: int = 80, recipe: str = "paper") -> float:
     """Adam's β1 in an epoch: 0.9; with recipe "published" 0.1 from epoch `decay_start` on.
 
+    Args:
+        epoch: int ≥ 1.
+        decay_start: int ≥ 0.
+        recipe: "paper" or "published".
+
     Raises:
-        TypeError, ValueError: `epoch` is not an int ≥ 1, `decay_start` not an int ≥ 0, `recipe` unknown.
+        TypeError, ValueError: an argument has the wrong type or lies outside what is said above.
     """
     check_recipe(recipe)
     epoch = _at_least("epoch", epoch, 1)
@@ -103,8 +116,13 @@ def default_decay_start(epochs: int, *, recipe: str = "paper", dataset: str | No
     The published code starts later on CIFAR-100, at epoch 100 of 200: recipe "published" with dataset "cifar100" gives
     0.5 · epochs, rounded down.
 
+    Args:
+        epochs: int ≥ 1.
+        recipe: "paper" or "published".
+        dataset: its name; None where it has none.
+
     Raises:
-        TypeError, ValueError: `epochs` is not an int ≥ 1, or `recipe` is unknown.
+        TypeError, ValueError: an argument has the wrong type or lies outside what is said above.
     """
     check_recipe(recipe)
     epochs = _at_least("epochs", epochs, 1)
@@ -118,8 +136,13 @@ def steps_per_epoch(num_samples: int, batch_size: int, recipe: str = "paper") ->
 
     Fewer samples than a batch holds are one batch.
 
+    Args:
+        num_samples: N, int ≥ 1.
+        batch_size: int ≥ 1.
+        recipe: "paper" or "published".
+
     Raises:
-        TypeError, ValueError: `num_samples` or `batch_size` is not an int ≥ 1, or `recipe` is unknown.
+        TypeError, ValueError: an argument has the wrong type or lies outside what is said above.
     """
     check_recipe(recipe)
     whole = max(1, _at_least("num_samples", num_samples, 1) // _at_least("batch_size", batch_size, 1))

@@ -43,6 +43,19 @@ def train(
 ) -> Run:
     """Train networks on noisily labelled data (paper, algorithm 1, for method "jocor").
 
+    >>> import torch
+    >>> import jocor_fast as jf
+    >>> labels = torch.arange(200) % 2
+    >>> inputs = torch.randn(200, 4, generator=torch.Generator().manual_seed(0)) + 3 * labels[:, None]
+    >>> wrong = labels.clone()
+    >>> wrong[:40] = 1 - wrong[:40]  # a fifth
+    >>> run = jf.train(
+    ...     lambda: torch.nn.Linear(4, 2), (inputs, wrong), clean_labels=labels, test_data=(inputs, labels),
+    ...     forget_rate=0.2, epochs=40, batch_size=20, lr=0.05,
+    ... )
+    >>> run.metrics[-1]["test_accuracy"] > 0.95 and run.metrics[-1]["label_precision"] > 0.9
+    True
+
     Args:
         networks: a pair of nn.Module (one for a one-network method), trained in place from the weights they have; or a
             function without arguments that builds one, called once a network under the seed.
