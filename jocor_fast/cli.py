@@ -36,6 +36,7 @@ COMMANDS: dict[str, ModuleType] = {
 }
 FAILED, WRONG_USE, INTERRUPTED, TERMINATED = 1, 2, 130, 143
 HELP_WIDTH = 100
+SHELLS = ("bash", "zsh", "tcsh")
 _COMMAND_LINES = "\n".join(f"  {name:<13} {module.SUMMARY}" for name, module in COMMANDS.items())
 DESCRIPTION = f"""\
 Train on data with wrong labels: two networks learn together (JoCoR), keep in
@@ -93,10 +94,17 @@ def build_parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"{PROGRAM} {__version__}")
+    parser.add_argument(
+        "--print-completion",
+        action=_PrintCompletion,
+        metavar="SHELL",
+        help=f"print what completes commands and options in {', '.join(SHELLS)}",
+    )
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", help=argparse.SUPPRESS)
     for name, module in COMMANDS.items():
         command = commands.add_parser(
             name,
+            help=module.SUMMARY,
             usage=f"{PROGRAM} {name} {module.USAGE}",
             description=module.DESCRIPTION,
             formatter_class=_HelpFormatter,
@@ -123,6 +131,19 @@ class _Parser(argparse.ArgumentParser):
             raise ConfigError(_unknown_command(choice[1]))
         message = re.sub(r"^argument (\S+?)(?:/\S+)?: ", r"\1: ", message)
         raise ConfigError(message.replace(": expected one argument", " needs a value"))
+
+
+class _PrintCompletion(argparse.Action):
+    """Prints the script that completes commands, options and their values in a shell, and ends."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *rest: Any) -> NoReturn:
+        shell = rest[1]
+        if shell not in SHELLS:
+            raise ConfigError(f"--print-completion must be one of {', '.join(SHELLS)}, got {shell!r}")
+        from .completion import completion_script
+
+        print(completion_script(parser, shell))
+        parser.exit()
 
 
 class _Console(Console):

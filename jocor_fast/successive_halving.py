@@ -19,8 +19,10 @@ SCORED_EPOCHS = 5
 def rungs(epochs: int, *, ramp_epochs: int, candidates: int) -> list[int]:
     """The epochs at which candidates are compared, the last being the end of the runs.
 
-    Each is twice the one before. None lies within the ramp of the forget rate: λ matters little until selection is in
-    force. There are no more than it takes to get from all candidates to one.
+    Each is twice the one before. The first comes when selection has been in full force for as long as it took to get
+    there, at twice the ramp: before, a large λ, which learns more slowly, is behind those that it overtakes (on MNIST
+    with half of the labels wrong, three epochs after the ramp, the best λ was third of four). There are no more than it
+    takes to get from all candidates to one.
 
     Args:
         epochs: of a whole run.
@@ -29,7 +31,7 @@ def rungs(epochs: int, *, ramp_epochs: int, candidates: int) -> list[int]:
     """
     found = [epochs]
     halvings = math.ceil(math.log2(candidates))
-    while len(found) <= halvings and (earlier := math.ceil(found[0] / 2)) > ramp_epochs and earlier < found[0]:
+    while len(found) <= halvings and (earlier := math.ceil(found[0] / 2)) >= 2 * ramp_epochs and earlier < found[0]:
         found.insert(0, earlier)
     return found
 

@@ -29,16 +29,16 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize(
     ("epochs", "ramp_epochs", "candidates", "expected"),
     [
-        (200, 10, 19, [13, 25, 50, 100, 200]),
-        (50, 10, 4, [13, 25, 50]),
+        (200, 10, 19, [25, 50, 100, 200]),
+        (50, 10, 4, [25, 50]),
         (50, 0, 4, [13, 25, 50]),  # two halvings are enough for four
-        (50, 25, 4, [50]),
-        (50, 24, 4, [25, 50]),
+        (50, 12, 4, [25, 50]),
+        (50, 13, 4, [50]),
         (20, 3, 1, [20]),
         (1, 0, 8, [1]),
     ],
 )
-def test_rungs_double_begin_after_the_ramp_and_are_no_more_than_it_takes(
+def test_rungs_double_begin_at_twice_the_ramp_and_are_no_more_than_it_takes(
     epochs: int, ramp_epochs: int, candidates: int, expected: list[int]
 ) -> None:
     assert rungs(epochs, ramp_epochs=ramp_epochs, candidates=candidates) == expected

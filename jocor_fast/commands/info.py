@@ -25,8 +25,8 @@ Say what is installed and found: the build of the kernels, devices, loaders of
 images, data sets and where they lie, versions. Put it into a bug report."""
 
 # Distributions: those that the package needs, then those that it can make use of.
-NEEDED = ("numpy", "matplotlib", "rich", "scikit-learn")
-OPTIONAL = ("tensorboard", "shtab", "lightning", "cleanlab")
+NEEDED = ("numpy", "matplotlib", "rich", "scikit-learn", "shtab")
+OPTIONAL = ("tensorboard", "lightning", "cleanlab")
 # What reads images from files: module, distributions that bring it.
 LOADERS = {
     "nvidia.dali": ("nvidia-dali-cuda130", "nvidia-dali-cuda120"),
