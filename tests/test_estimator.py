@@ -43,9 +43,11 @@ def test_every_check_of_scikit_learn_that_applies_passes() -> None:
     assert len(results) > 40
 
 
-def test_importing_jocor_fast_leaves_scikit_learn_alone() -> None:
+def test_the_library_and_its_help_start_without_scikit_learn_and_other_slow_imports() -> None:
     code = (
-        "import sys, jocor_fast as jf; assert 'sklearn' not in sys.modules; jf.JoCoRClassifier; "
+        "import sys, jocor_fast as jf, jocor_fast.cli; jocor_fast.cli.build_parser(); "
+        "slow = {'sklearn', 'matplotlib', 'shtab', 'tensorboard', 'torchvision', 'nvidia.dali'} & set(sys.modules); "
+        "assert not slow, slow; jf.JoCoRClassifier; "
         "assert 'sklearn' in sys.modules and 'JoCoRClassifier' in jf.__all__; print('good')"
     )
     environment = {"PYTHONPATH": str(Path(jf.__file__).parents[1]), "PATH": ""}
