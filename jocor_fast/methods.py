@@ -24,6 +24,8 @@ class StepLoss(NamedTuple):
     loss: Tensor  # 0-d, to be differentiated
     selected: tuple[Tensor, ...]  # masks [B]: the rows that train; two where each network makes a choice of its own
     num_nonfinite: Tensor  # 0-d int64: rows whose loss is not finite
+    per_sample: Tensor  # [B], detached: the loss of each row, of both networks together where there are two
+    logits: tuple[Tensor, ...] = ()  # [B, C] of each network, detached; the step adds them
 
 
 class Method(Protocol):
@@ -60,7 +62,7 @@ class Standard:
         accurate = logits[0].to(torch.promote_types(logits[0].dtype, torch.float32))  # no statistics in half precision
         per_sample = F.cross_entropy(accurate, labels, reduction="none")
         everything = torch.ones_like(labels, dtype=torch.bool)
-        return StepLoss(per_sample.mean(), (everything,), (~per_sample.detach().isfinite()).sum())
+        return StepLoss(per_sample.mean(), (everything,), (~per_sample.detach().isfinite()).sum(), per_sample.detach())
 
 
 class JoCoR:
@@ -75,7 +77,7 @@ class JoCoR:
 
     def loss(self, logits: tuple[Tensor, ...], labels: Tensor, num_keep: int | Tensor) -> StepLoss:
         out = jocor_loss(logits[0], logits[1], labels, co_lambda=self.co_lambda, num_keep=num_keep)
-        return StepLoss(out.loss, (out.selected,), out.num_nonfinite)
+        return StepLoss(out.loss, (out.selected,), out.num_nonfinite, out.per_sample)
 
 
 METHODS: dict[str, type[Method]] = {"standard": Standard, "jocor": JoCoR}

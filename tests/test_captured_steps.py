@@ -60,7 +60,8 @@ class Training:
     def log(self) -> list[Tensor]:
         log = self.trainer.log
         assert log is not None
-        return [numbers.clone() for numbers in (log.order, log.losses, log.nonfinite, log.selected)]
+        kept = (log.order, log.losses, log.nonfinite, log.selected, self.trainer.history.table)
+        return [numbers.clone() for numbers in kept]
 
 
 def made(network: Build, captured: bool, *, two_streams: bool = True, **changes: Any) -> Training:
@@ -71,7 +72,9 @@ def made(network: Build, captured: bool, *, two_streams: bool = True, **changes:
     if captured:
         source = training.source
         assert isinstance(source, ResidentInputs)
-        training.captured = CapturedSteps(training.step, source, training.labels, two_streams=two_streams, cuda=cuda)
+        training.captured = CapturedSteps(
+            training.step, source, training.labels, training.history, two_streams=two_streams, cuda=cuda
+        )
     torch.manual_seed(0)  # dropout draws from torch's own generator
     return Training(training, cuda, networks)
 
@@ -118,7 +121,7 @@ def test_steps_are_recorded_once_and_again_only_where_beta1_changes() -> None:
     assert many.names().count("aten::_fused_adam_") == STEPS_PER_GRAPH
     assert one.names().count("aten::_fused_adam_") == 1
     assert many.names().count("jocor_fast::jocor_loss") == STEPS_PER_GRAPH
-    assert many.names().count("aten::index_copy_") == 3  # the metrics of all its steps at once
+    assert many.names().count("aten::index_copy_") == 4  # the metrics and the history of all its steps at once
 
 
 def test_only_a_generator_that_draws_in_a_step_is_registered() -> None:
@@ -256,7 +259,8 @@ def outcomes(count: int, choices: int) -> Iterator[StepLoss]:
     generator = torch.Generator().manual_seed(choices)
     for _ in range(count):
         masks = tuple(torch.rand(4, generator=generator) < 0.5 for _ in range(choices))
-        yield StepLoss(torch.rand((), generator=generator), masks, torch.randint(9, (), generator=generator))
+        nonfinite = torch.randint(9, (), generator=generator)
+        yield StepLoss(torch.rand((), generator=generator), masks, nonfinite, torch.zeros(4))
 
 
 @pytest.mark.parametrize("choices", [1, 2])

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from jocor_fast.engine.epoch_log import EpochLog
+from jocor_fast.engine.history import SampleHistory
 from jocor_fast.engine.networks import SeparateNetworks
 from jocor_fast.engine.plan import DeviceRates, EpochPlan
 from jocor_fast.engine.samples import ResidentInputs
@@ -40,19 +41,28 @@ class CapturedSteps:
     """
 
     def __init__(
-        self, step: TrainingStep, source: ResidentInputs, labels: Tensor, *, two_streams: bool = True, cuda: Any = None
+        self,
+        step: TrainingStep,
+        source: ResidentInputs,
+        labels: Tensor,
+        history: SampleHistory,
+        *,
+        two_streams: bool = True,
+        cuda: Any = None,
     ) -> None:
         """
         Args:
             step: networks, method and optimiser.
             source: the inputs of all samples.
             labels: int64 [N], beside them.
+            history: what is kept of each sample.
             two_streams: whether the second network runs beside the first.
             cuda: what stands in for `torch.cuda`, in tests.
         """
         self.step = step
         self.source = source
         self.labels = labels
+        self.history = history
         self.why_eager: str | None = None
         self._cuda = torch.cuda if cuda is None else cuda
         self._stream = self._cuda.Stream()
@@ -119,6 +129,7 @@ class CapturedSteps:
         stored, labels = source.gather(rows), self.labels.index_select(0, rows)
         outcomes = [batch(*pair, self._rates) for pair in zip(stored.split(size), labels.split(size), strict=True)]
         log.record_at(places, outcomes)
+        self.history.record(rows, labels, outcomes)
         self._place.add_(count)
 
     def _try_step(self) -> None:

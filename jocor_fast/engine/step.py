@@ -52,7 +52,7 @@ class TrainingStep:
             rates: what holds for the epoch.
 
         Returns:
-            What the method made of the batch; nothing of it keeps the step's tensors alive.
+            What the method made of the batch; nothing of it keeps more than the logits alive.
         """
         if self.settings.augment == "crop-flip":
             stored = augment.crop_flip(stored, self.generator)
@@ -69,7 +69,7 @@ class TrainingStep:
             gradients = [parameter.grad for parameter in self.group.parameters if parameter.grad is not None]
             overflow = self.loss_scale.unscale(gradients)
         self.optimizer.step(lr=rates.lr, beta1=rates.beta1, skip=overflow)
-        return outcome._replace(loss=outcome.loss.detach())
+        return outcome._replace(loss=outcome.loss.detach(), logits=tuple(network.detach() for network in logits))
 
     def autocast(self) -> contextlib.AbstractContextManager[None]:
         """The precision of the run, for what the networks compute."""

@@ -13,6 +13,7 @@ from jocor_fast.engine import augment
 from jocor_fast.engine.captured_steps import CapturedSteps
 from jocor_fast.engine.epoch_log import EpochLog, EpochNumbers, read_at_once
 from jocor_fast.engine.evaluate import Accuracy, EvaluationSet, count_correct
+from jocor_fast.engine.history import SampleHistory
 from jocor_fast.engine.networks import probe_classes, start_training
 from jocor_fast.engine.plan import DeviceRates, EpochPlan
 from jocor_fast.engine.samples import EvalData, InputSource, ResidentInputs, TrainData
@@ -52,13 +53,14 @@ class Trainer:
         start_training(self.networks)
         self.generator = torch.Generator(device).manual_seed(settings.seed)
         self.step = TrainingStep(settings, self.networks, self.source, device, self.generator)
+        self.history = SampleHistory(self.labels, len(self.networks))
         self.log: EpochLog | None = None  # of the epoch under way
         self._kept_log: EpochLog | None = None  # of the epoch before, whose tensors serve the next
         # On a GPU the rates lie on the device however the steps are launched, so that all of them round alike.
         self.rates = DeviceRates(device) if device.type == "cuda" else None
         self.captured: CapturedSteps | None = None
         if device.type == "cuda" and not settings.no_graph:
-            self.captured = CapturedSteps(self.step, resident, self.labels)
+            self.captured = CapturedSteps(self.step, resident, self.labels, self.history)
 
     def _check(self, train: TrainData, test: EvalData | None, val: EvalData | None) -> None:
         """ValueError where the data do not go with the networks or the settings; found here, not after an epoch."""
@@ -128,7 +130,10 @@ class Trainer:
         batches = self.source.batches(log.order[log.step * plan.batch_size :], plan.batch_size)
         while log.step < plan.steps and not stop():
             samples, stored = next(batches)
-            log.record(self.step(stored, self.labels.index_select(0, samples), rates))
+            labels = self.labels.index_select(0, samples)
+            outcome = self.step(stored, labels, rates)
+            log.record(outcome)
+            self.history.record(samples, labels, [outcome])
             if on_step is not None:
                 on_step(plan.epoch, log.step, plan.steps)
 
@@ -201,6 +206,7 @@ class Trainer:
                 "cuda": torch.cuda.get_rng_state(self.device) if cuda else None,
             },
             "log": None if self.log is None else self.log.state_dict(),
+            "history": self.history.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -215,6 +221,8 @@ class Trainer:
         torch.set_rng_state(generators["torch"])
         if generators["cuda"] is not None:
             torch.cuda.set_rng_state(generators["cuda"], self.device)
+        if "history" in state:  # a checkpoint from before there was one: what follows is its history
+            self.history.load_state_dict(state["history"])
         self.log = None if state["log"] is None else EpochLog.from_state_dict(state["log"], self.device)
 
     def release(self) -> None:
