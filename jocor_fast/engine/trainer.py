@@ -133,9 +133,10 @@ class Trainer:
             labels = self.labels.index_select(0, samples)
             outcome = self.step(stored, labels, rates)
             log.record(outcome)
-            self.history.record(samples, labels, [outcome])
+            self.history.note(samples, labels, outcome)
             if on_step is not None:
                 on_step(plan.epoch, log.step, plan.steps)
+        self.history.record_noted()
 
     def _start_log(self, plan: EpochPlan) -> EpochLog:
         """Draw the order of an epoch, in whole batches: what is left over is left out, another part each time."""
