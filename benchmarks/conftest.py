@@ -17,6 +17,8 @@ from cases import OURS
 from compare import THREADS
 from plot import draw_figures
 from record import described, device, machine, versions
+from steps import Figures
+from steps import table as steps_table
 from tables import markdown_table, microseconds
 from timing import copy_bytes_per_second
 
@@ -34,14 +36,24 @@ def pytest_benchmark_update_commit_info(commit_info: dict[str, Any]) -> None:
 
 
 def pytest_benchmark_update_json(config: pytest.Config, output_json: dict[str, Any]) -> None:
-    """Leaves out the single rounds; writes the medians as a table and as a picture beside the JSON file."""
+    """Leaves out the single rounds; writes the medians as tables and as a picture beside the JSON file."""
     copy = output_json["machine_info"].get("copy_bytes_per_second")
-    rows = []
+    rows, steps = [], []
     for benchmark in output_json["benchmarks"]:
         benchmark["stats"].pop("data", None)
         benchmark.pop("params")  # the case itself, and what extra_info says too
-        rows.append(as_row(benchmark, copy))
+        if "step" in benchmark["extra_info"]:
+            steps.append(Figures(**benchmark["extra_info"]["step"]))
+        else:
+            rows.append(as_row(benchmark, copy))
     target = config.getoption("benchmark_json")
+    if steps:
+        target.with_name("bench_step.md").write_text(
+            "The training step, rung by rung; in brackets: over the published step. `make bench`; each timed alone.\n\n"
+            f"{steps_table(steps)}\n{described()}\n"
+        )
+    if not rows:
+        return
     clock = "GPU time" if device() == "cuda" else "time"
     target.with_suffix(".md").write_text(
         f"Joint loss, k = B/2: median {clock} in µs (in brackets: over jocor_fast's). `make bench`; each contender is "

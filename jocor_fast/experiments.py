@@ -172,6 +172,8 @@ class Experiment:
         seeds: how many seeds a cell gets (seeds 1, 2 …).
         threads: CPU threads that a run can make use of.
         gigabytes: main memory that a run takes on the CPU.
+        gpu_runs: how many runs share a GPU. A perceptron leaves most of one idle, and while one run starts, evaluates or
+            writes its files the others go on; what it gains is not measured. Convolutions fill a GPU.
         minutes: an upper bound of what the whole takes on two CPU cores, for the help text; None: a dry run tells.
         co_lambdas: the λ to compare, each a cell of its own; none: one cell a method.
         folder: where table and figure lie below the output, for experiments whose runs lie among another's.
@@ -190,6 +192,7 @@ class Experiment:
     seeds: int
     threads: int
     gigabytes: float
+    gpu_runs: int = 1
     minutes: float | None = None
     co_lambdas: tuple[float, ...] = ()
     folder: str = ""
@@ -211,6 +214,7 @@ class Experiment:
             settings=known.settings,
             threads=known.threads,
             gigabytes=known.gigabytes,
+            gpu_runs=known.gpu_runs,
         )
 
     def cells(
@@ -249,6 +253,7 @@ _ALL = (
         seeds=3,
         threads=1,  # a batch of 32 samples is too little work to share
         gigabytes=0.5,
+        gpu_runs=4,
         minutes=3,
     ),
     Experiment(
@@ -261,6 +266,7 @@ _ALL = (
         seeds=5,
         threads=1,  # two runs with a thread each are faster than one after the other with two
         gigabytes=1,
+        gpu_runs=4,
     ),
     Experiment(
         name="cifar10",
@@ -326,6 +332,7 @@ _ALL = (
         seeds=5,
         threads=1,
         gigabytes=1,
+        gpu_runs=4,
         folder="ablation",
         other_datasets=("cifar10",),
     ),
@@ -339,6 +346,7 @@ _ALL = (
         seeds=5,
         threads=1,
         gigabytes=1,
+        gpu_runs=4,
         co_lambdas=(0.05, 0.35, 0.65, 0.95),
         folder="lambda",
     ),

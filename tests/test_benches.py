@@ -17,6 +17,10 @@ from cases import ARGSORT, EAGER, KERNELS_ALONE, OURS, PUBLISHED, TOPK, Case, Sh
 from contenders import Result, assert_agrees, contenders_of, expected_result  # noqa: E402
 from inputs import make_inputs  # noqa: E402
 from interleave import measure  # noqa: E402
+from step_rungs import BFLOAT16, IN_MEMORY, LAUNCHED, OUR_LOSS, PUBLISHED_STEP, RUNGS, Task, rungs_of, tasks_of  # noqa: E402
+from steps import Figures, covered  # noqa: E402
+from steps import measure as measure_steps  # noqa: E402
+from steps import table as steps_table  # noqa: E402
 from tables import csv_text  # noqa: E402
 from timing import CpuClock  # noqa: E402
 
@@ -79,3 +83,49 @@ def test_a_measured_case_becomes_lines_of_a_csv_and_a_picture(tmp_path: Path) ->
         assert float(row["gb_per_s"]) == pytest.approx(case.bytes_moved / float(row["wall_us"]) / 1e3, rel=2e-3)
     plot.draw_figures(rows, tmp_path / "picture.png", "a machine")
     assert (tmp_path / "picture.png").stat().st_size > 1000
+
+
+TINY = Task("tiny", "mlp", (6,), 4, 8, 40, 5)
+
+
+@pytest.mark.parametrize("rung", [PUBLISHED_STEP, IN_MEMORY, OUR_LOSS, LAUNCHED])
+def test_a_rung_launches_as_many_steps_as_asked_for_and_trains(rung: str) -> None:
+    way = RUNGS[rung](TINY, torch.device("cpu"))
+    networks = way.trainer.networks if rung == LAUNCHED else way.networks  # type: ignore[attr-defined]
+    before = [parameter.clone() for network in networks for parameter in network.parameters()]
+    told: list[int] = []
+    for steps in (3, 9):  # into the second and the third epoch of five steps
+        way.run(steps, told.append)
+    assert told == [1, 2, 3, *range(1, 10)]
+    after = [parameter for network in networks for parameter in network.parameters()]
+    assert not any(map(torch.equal, before, after))
+
+
+def test_a_cpu_has_the_rungs_that_need_no_gpu_and_is_given_less_to_do() -> None:
+    assert rungs_of("cpu") == [PUBLISHED_STEP, IN_MEMORY, OUR_LOSS, LAUNCHED]
+    assert rungs_of("cuda")[-1] == BFLOAT16
+    for small, large in zip(tasks_of("cpu"), tasks_of("cuda"), strict=True):
+        assert (small.name, small.model, small.shape) == (large.name, large.model, large.shape)
+        assert small.steps * small.batch < large.steps * large.batch
+
+
+def test_figures_of_a_rung_and_their_table() -> None:
+    figures = measure_steps(TINY, IN_MEMORY, torch.device("cpu"), seconds=0.05)
+    assert figures.gpu_share is None
+    assert figures.host_us == pytest.approx(1e6 / figures.steps_per_second)
+    lines = steps_table(
+        [
+            Figures("A", 8, PUBLISHED_STEP, 100, 10_000, 0.05),
+            Figures("A", 8, IN_MEMORY, 1234, 20.2, 0.987),
+            Figures("B", 8, PUBLISHED_STEP, 50, 20_000, None),
+        ]
+    ).splitlines()[2:]
+    assert lines == [
+        f"| A, batch 8: {PUBLISHED_STEP} | 100 (1.0×) | 10,000 | 5 % |",
+        f"| A, batch 8: {IN_MEMORY} | 1,234 (12.3×) | 20 | 99 % |",
+        f"| B, batch 8: {PUBLISHED_STEP} | 50.00 (1.0×) | 20,000 |  |",
+    ]
+
+
+def test_kernels_that_overlap_count_once() -> None:
+    assert covered([(0, 2), (1, 3), (1, 2), (5, 6)]) == 4

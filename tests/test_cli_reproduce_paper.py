@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import jocor_fast as jf
 from jocor_fast.cli import main
@@ -248,6 +249,17 @@ def test_as_many_runs_at_once_as_cores_and_memory_allow(
     monkeypatch.setattr(reproduce.os, "sched_getaffinity", lambda process: range(cores), raising=False)
     monkeypatch.setattr(reproduce.os, "sysconf", lambda name: pages[name])
     assert reproduce._default_jobs("cpu", EXPERIMENTS["cifar10"]) == jobs
+
+
+@pytest.mark.parametrize(
+    ("name", "cores", "jobs"),
+    [("mnist", 16, 4), ("lambda", 2, 2), ("cifar10", 16, 1), ("clothing1m", 16, 1)],
+)
+def test_runs_of_perceptrons_share_a_gpu(name: str, cores: int, jobs: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reproduce, "resolve_device", torch.device)
+    monkeypatch.setattr(reproduce.os, "sched_getaffinity", lambda process: range(cores), raising=False)
+    assert reproduce._default_jobs("cuda", EXPERIMENTS[name]) == jobs
+    assert EXPERIMENTS["ablation"].on("cifar10").gpu_runs == 1
 
 
 def assert_shape_is_that_of(flags: dict[str, str | bool]) -> None:

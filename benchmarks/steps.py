@@ -1,0 +1,210 @@
+"""The training step, rung by rung: steps a second, the host's time for a step, how much of the time the GPU computes.
+
+    python benchmarks/steps.py [--output DIR] [--at-once N]
+
+Writes steps_cpu.json and .md, or steps_gpu. With --at-once, how long N runs of MNIST's JoCoR take side by side on the
+device, beside one alone (each a process, as `jocor-fast reproduce --jobs N` makes them).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from record import RESULTS, described, device, machine, versions
+from step_rungs import RUNGS, Rung, Task, rungs_of, tasks_of
+from tables import markdown_table
+
+SECONDS = 1.0  # of steps are timed, at least
+HOST_STEPS = 24  # enough for three launches of eight, and few enough for the device's queue to take them all
+
+
+@dataclass(frozen=True)
+class Figures:
+    """
+    Attributes:
+        host_us: until a step is launched, its waits included.
+        gpu_share: of the time between the first and the last kernel; None on a CPU.
+    """
+
+    task: str
+    batch: int
+    rung: str
+    steps_per_second: float
+    host_us: float
+    gpu_share: float | None
+
+
+def measure(task: Task, rung: str, where: torch.device, *, seconds: float = SECONDS) -> Figures:
+    """One rung of one task, after the steps that set it up."""
+    way = set_up(task, rung, where)
+    steps_per_second = _steps_per_second(way, task.steps, where, seconds)
+    return Figures(task.name, task.batch, rung, steps_per_second, *host_us_and_gpu_share(way, where, steps_per_second))
+
+
+def set_up(task: Task, rung: str, where: torch.device) -> Rung:
+    """The rung, past the steps that load libraries and record graphs."""
+    way = RUNGS[rung](task, where)
+    way.run(2 * HOST_STEPS if where.type == "cuda" else 1, _nobody)
+    return way
+
+
+def host_us_and_gpu_share(way: Rung, where: torch.device, steps_per_second: float) -> tuple[float, float | None]:
+    """On a CPU the host is what computes."""
+    if where.type != "cuda":
+        return 1e6 / steps_per_second, None
+    return 1e6 * _host_seconds(way, where), _gpu_share(way)
+
+
+def measure_all(where: str, tasks: Sequence[Task] | None = None, *, seconds: float = SECONDS) -> list[Figures]:
+    """Every rung of every task that the device has."""
+    results = []
+    for task in tasks_of(where) if tasks is None else tasks:
+        for rung in rungs_of(where):
+            print(f"  {task.name}: {rung}", file=sys.stderr, flush=True)
+            results.append(
+                measure(task, rung, torch.device(where, 0) if where == "cuda" else torch.device(where), seconds=seconds)
+            )
+    return results
+
+
+def table(results: Sequence[Figures]) -> str:
+    """A row a rung; in brackets how many times the published step's figure."""
+    first: dict[str, float] = {}
+    rows = []
+    for of in results:
+        base = first.setdefault(of.task, of.steps_per_second)
+        share = "" if of.gpu_share is None else f"{100 * of.gpu_share:.0f} %"
+        rate = f"{of.steps_per_second:,.{0 if of.steps_per_second >= 100 else 2}f} ({of.steps_per_second / base:.1f}×)"
+        rows.append([f"{of.task}, batch {of.batch}: {of.rung}", rate, f"{of.host_us:,.0f}", share])
+    return markdown_table(["step", "steps a second", "host µs a step", "GPU computes"], rows)
+
+
+def _nobody(steps: int) -> None:
+    pass
+
+
+def _wait(where: torch.device) -> None:
+    if where.type == "cuda":
+        torch.cuda.synchronize(where)
+
+
+def _steps_per_second(way: Rung, steps: int, where: torch.device, seconds: float) -> float:
+    _wait(where)
+    done, started = 0, perf_counter()
+    while not done or perf_counter() - started < seconds:
+        way.run(steps, _nobody)
+        done += steps
+        _wait(where)
+    return done / (perf_counter() - started)
+
+
+def _host_seconds(way: Rung, where: torch.device) -> float:
+    """Between the first launch and the last, from an idle device on."""
+    _wait(where)
+    stamps: list[tuple[int, float]] = []
+    way.run(HOST_STEPS, lambda steps: stamps.append((steps, perf_counter())))
+    (first, start), (last, end) = stamps[0], stamps[-1]
+    return (end - start) / (last - first)
+
+
+def _gpu_share(way: Rung) -> float:
+    """The time in which at least one kernel ran, of that between the first and the last."""
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CUDA]) as trace:
+        way.run(HOST_STEPS, _nobody)
+        torch.cuda.synchronize()
+    spans = sorted(
+        (event.time_range.start, event.time_range.end)
+        for event in trace.events() or ()
+        if event.device_type == torch.autograd.DeviceType.CUDA
+    )
+    return covered(spans) / (max(end for _, end in spans) - spans[0][0]) if spans else 0.0
+
+
+def covered(spans: Sequence[tuple[float, float]]) -> float:
+    """How much of a line these sorted spans cover."""
+    total, reached = 0.0, float("-inf")
+    for start, end in spans:
+        total += max(0.0, end - max(start, reached))
+        reached = max(reached, end)
+    return total
+
+
+# --- several runs on one device ---------------------------------------------------------------------------------------
+
+
+def seconds_of_runs(count: int, options: Sequence[str]) -> float:
+    """From the start of so many runs, with seeds 1 … count, to the end of the last."""
+    with tempfile.TemporaryDirectory() as scratch:
+        started = perf_counter()
+        command = [sys.executable, "-m", "jocor_fast", "train", *options]
+        runs = [
+            subprocess.Popen(
+                [
+                    *command,
+                    "--seed",
+                    str(seed),
+                    "--noise-seed",
+                    str(seed),
+                    "--output",
+                    os.path.join(scratch, str(seed)),
+                ],
+                stdout=subprocess.DEVNULL,
+                env={**os.environ, "OMP_NUM_THREADS": "1"},
+            )
+            for seed in range(1, count + 1)
+        ]
+        codes = [run.wait() for run in runs]
+        if any(codes):
+            raise RuntimeError(f"runs ended with {codes}")
+        return perf_counter() - started
+
+
+def runs_at_once(count: int) -> dict[str, Any]:
+    """One run of MNIST's JoCoR (digits, where MNIST is not at hand), and `count` of them at once."""
+    root = os.environ.get("JOCOR_FAST_DATA")
+    data = "mnist" if root and (Path(root) / "mnist").is_dir() else "digits"
+    options = ["--dataset", data, "--noise", "symmetric", "--noise-rate", "0.5", "--device", device()]
+    options += ["--epochs", "200" if device() == "cuda" or data == "digits" else "3"]
+    alone, together = seconds_of_runs(1, options), seconds_of_runs(count, options)
+    return {"options": options, "runs": count, "one_alone": alone, "all_at_once": together, "ratio": together / alone}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, allow_abbrev=False, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--output", type=Path, default=RESULTS, help="folder of the results")
+    parser.add_argument("--at-once", type=int, metavar="N", help="time N runs side by side instead")
+    arguments = parser.parse_args()
+    if arguments.at_once is not None:
+        print(json.dumps(runs_at_once(arguments.at_once)))
+        return
+    where = device()
+    results = measure_all(where)
+    arguments.output.mkdir(parents=True, exist_ok=True)
+    target = arguments.output / f"steps_{'gpu' if where == 'cuda' else 'cpu'}"
+    document = {"machine": machine(), "versions": versions(), "figures": [asdict(of) for of in results]}
+    target.with_suffix(".json").write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n")
+    heading = (
+        "The training step, rung by rung (`python benchmarks/steps.py`); in brackets: over the published step.\n\n"
+    )
+    target.with_suffix(".md").write_text(f"{heading}{table(results)}\n{described()}\n")
+    print(table(results))
+
+
+if __name__ == "__main__":
+    main()
