@@ -172,8 +172,8 @@ class Experiment:
         seeds: how many seeds a cell gets (seeds 1, 2 …).
         threads: CPU threads that a run can make use of.
         gigabytes: main memory that a run takes on the CPU.
-        gpu_runs: how many runs share a GPU. A perceptron leaves most of one idle, and while one run starts, evaluates or
-            writes its files the others go on; what it gains is not measured. Convolutions fill a GPU.
+        gpu_runs: how many runs share a GPU. Perceptrons leave most of one idle, and while one run starts, evaluates or
+            writes its files the others go on; what that gains is not measured. Convolutions fill a GPU.
         minutes: an upper bound of what the whole takes on two CPU cores, for the help text; None: a dry run tells.
         co_lambdas: the λ to compare, each a cell of its own; none: one cell a method.
         folder: where table and figure lie below the output, for experiments whose runs lie among another's.

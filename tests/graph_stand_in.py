@@ -152,9 +152,10 @@ class StandIn:
         self.launches: list[Graph] = []
         self.pools: list[Any] = []
         self.ahead = self.most_ahead = self.synchronized = 0
+        self.guarded = False
         self._watch: _WarnsOfWaits | None = None
 
-    def Stream(self) -> Stream:
+    def Stream(self, device: torch.device) -> Stream:
         self.streams.append(Stream())
         return self.streams[-1]
 
@@ -167,7 +168,14 @@ class StandIn:
     def graph_pool_handle(self) -> object:
         return object()
 
-    def current_stream(self) -> Stream:
+    @contextlib.contextmanager
+    def device(self, device: torch.device) -> Iterator[None]:
+        self.guarded, outside = True, self.guarded
+        yield
+        self.guarded = outside
+
+    def current_stream(self, device: torch.device | None = None) -> Stream:
+        assert device is not None or self.guarded, "the current device may be another one"
         return self.current
 
     def synchronize(self) -> None:
@@ -206,6 +214,7 @@ class StandIn:
 
     def set_sync_debug_mode(self, mode: str) -> None:
         if mode == "warn":
+            warnings.warn("Synchronization debug mode is a prototype feature and does not yet …", stacklevel=1)
             self._watch = _WarnsOfWaits()
             self._watch.__enter__()
         elif self._watch is not None:

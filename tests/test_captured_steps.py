@@ -184,7 +184,7 @@ def test_the_stand_in_sees_a_stream_that_is_not_joined() -> None:
 
 def test_the_stand_in_keeps_the_numbers_of_the_host_as_they_were() -> None:
     """So a rate or k that came from the host would show: it would be that of the recording for ever."""
-    cuda, stream = StandIn(), StandIn().Stream()
+    cuda, stream = StandIn(), StandIn().Stream(torch.device("cpu"))
     total, on_device, on_host = torch.zeros(()), torch.ones(()), [1.0]
     graph = cuda.CUDAGraph()
     with cuda.stream(stream), cuda.graph(graph, pool=None, stream=stream, capture_error_mode=""):

@@ -65,9 +65,10 @@ class CapturedSteps:
         self.history = history
         self.why_eager: str | None = None
         self._cuda = torch.cuda if cuda is None else cuda
-        self._stream = self._cuda.Stream()
+        self._device = labels.device
+        self._stream = self._cuda.Stream(self._device)
         if two_streams and isinstance(step.group, SeparateNetworks):
-            step.group.side = _SideStream(self._cuda)
+            step.group.side = _SideStream(self._cuda, self._device)
         self._rates_on_device = DeviceRates(labels.device)
         self._place = torch.zeros(1, dtype=torch.int64, device=labels.device)  # the next step of the epoch
         self._ahead = torch.arange(STEPS_PER_GRAPH, device=labels.device)
@@ -76,6 +77,7 @@ class CapturedSteps:
         self._graphs: dict[int, Any] = {}  # by how many steps they hold
         self._recorded_for: tuple[Hashable, ...] = ()
         self._log: EpochLog | None = None
+        self._failed: Any = None
 
     def train(
         self,
@@ -86,11 +88,12 @@ class CapturedSteps:
         on_step: Callable[[int, int, int], None] | None,
     ) -> None:
         """Train what is left of an epoch; the arguments are those of `Trainer.train_epoch`."""
-        self._begin(log, plan)
-        while log.step < plan.steps and not stop():
-            log.step += self._launch(plan.steps - log.step)
-            if on_step is not None:
-                on_step(plan.epoch, log.step, plan.steps)
+        with self._cuda.device(self._device):  # which need not be torch's current one
+            self._begin(log, plan)
+            while log.step < plan.steps and not stop():
+                log.step += self._launch(plan.steps - log.step)
+                if on_step is not None:
+                    on_step(plan.epoch, log.step, plan.steps)
 
     def _begin(self, log: EpochLog, plan: EpochPlan) -> None:
         """Write the epoch's rates and place to the device, and drop the graphs where they no longer hold."""
@@ -200,23 +203,24 @@ class CapturedSteps:
         for warning in caught:
             if "called a synchronizing CUDA operation" in str(warning.message):
                 waits.append(str(warning.message))
-            else:
+            elif "Synchronization debug mode" not in str(warning.message):  # that torch may not see every wait
                 warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
 
 
 class _SideStream:
     """A second CUDA stream, as `networks.SideStream` has it."""
 
-    def __init__(self, cuda: Any) -> None:
+    def __init__(self, cuda: Any, device: torch.device) -> None:
         self._cuda = cuda
-        self._stream = cuda.Stream()
+        self._device = device
+        self._stream = cuda.Stream(device)
 
     def fork(self) -> None:
-        self._stream.wait_stream(self._cuda.current_stream())
+        self._stream.wait_stream(self._cuda.current_stream(self._device))
 
     def beside(self) -> contextlib.AbstractContextManager[None]:
         context: contextlib.AbstractContextManager[None] = self._cuda.stream(self._stream)
         return context
 
     def join(self) -> None:
-        self._cuda.current_stream().wait_stream(self._stream)
+        self._cuda.current_stream(self._device).wait_stream(self._stream)
