@@ -208,6 +208,20 @@ class Asks(nn.Module):
         return logits if logits.sum().item() == 0 else logits * 2
 
 
+def test_a_network_may_wait_while_it_sets_itself_up() -> None:
+    class AsksOnce(Asks):
+        def forward(self, inputs: Tensor) -> Tensor:
+            if self.training and not hasattr(self, "scale"):
+                self.scale = float(self.linear(inputs).abs().max().item() > 0)
+            logits: Tensor = self.linear(inputs)
+            return logits
+
+    expected = made(AsksOnce, False).epochs(1, 2)
+    training = made(AsksOnce, True)
+    assert_same_epochs(training.epochs(1, 2), expected)
+    assert training.trainer.how_steps_run == "CUDA graphs"
+
+
 class DrawsByItself(nn.Module):
     """Draws from a generator of its own, which no graph knows."""
 

@@ -139,7 +139,7 @@ class CapturedSteps:
         """One step launched by the host, where it would be recorded; it shows whether it can be."""
         with self._on_own_stream(), self._watching_for_waits() as waits:
             self._steps(1)
-        if waits:
+        if waits and not self._first_steps_left:  # what is set up or compiled in the steps before may wait
             self._give_up("a step waits for the device, which a graph cannot")
 
     def _record(self, count: int) -> Any | None:
