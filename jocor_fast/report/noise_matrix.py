@@ -63,5 +63,5 @@ def _name_classes(axis: Axes, count: int, classes: Sequence[str] | None) -> None
 def _write_numbers(axis: Axes, percents: np.ndarray) -> None:
     for (row, column), value in np.ndenumerate(percents):
         if value >= 0.5:
-            color = "white" if value > 50 else "black"
+            color = "white" if value > 60 else "black"
             axis.text(column, row, f"{value:.0f}", ha="center", va="center", color=color, fontsize="small")
