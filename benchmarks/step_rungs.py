@@ -87,13 +87,14 @@ class OfOneSample(Dataset[tuple[Tensor, Tensor]]):
     """What a worker process does for each sample: as torchvision's ToTensor, but without the detour over Pillow."""
 
     def __init__(self, data: TrainData) -> None:
-        self.data = data
+        assert isinstance(data.inputs, Tensor)
+        self.inputs, self.labels = data.inputs, data.labels
 
     def __len__(self) -> int:
-        return len(self.data.labels)
+        return len(self.labels)
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        return self.data.inputs[index].float().div(255), self.data.labels[index]
+        return self.inputs[index].float().div(255), self.labels[index]
 
 
 def from_workers(data: TrainData, batch: int, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
@@ -106,6 +107,7 @@ def from_workers(data: TrainData, batch: int, device: torch.device) -> Iterator[
 
 
 def from_memory(data: TrainData, batch: int, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
+    assert isinstance(data.inputs, Tensor)
     stored, labels = data.inputs.to(device), data.labels.to(device)
     while True:
         order = torch.randperm(len(labels), device=device)

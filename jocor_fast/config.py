@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from .data import NPZ_PREFIX
+from .data import CLOTHING1M, CSV_PREFIX, FOLDER_PREFIX, NPZ_PREFIX, holds_files
 from .engine.settings import TrainSettings
 from .experiments import PRESETS, PUBLISHED_CO_LAMBDA, preset_co_lambda
 from .options import OPTIONS, TRAINING_FIELDS, Option
@@ -28,6 +28,7 @@ else:
 
 Source = Literal["flag", "config", "recipe", "preset", "default"]
 NOISE_OPTIONS = ("noise", "noise_rate", "noise_seed", "noise_matrix")
+FILE_OPTIONS = ("normalisation", "loader", "strict")
 
 
 class ConfigError(ValueError):
@@ -176,16 +177,26 @@ def _check_conflicts(config: Config) -> None:
 
     for name in NOISE_OPTIONS:
         exclude("labels", name, "labels from a file are noisy as they are")
+        if config["dataset"] == CLOTHING1M and config.given(name):
+            raise ConfigError(f"{config.label(name)} adds noise, and the labels of {CLOTHING1M} are noisy as they are")
     exclude("noise_matrix", "noise", "the matrix is the noise")
     exclude("noise_matrix", "noise_rate", "the matrix holds the rates")
     for name, needed in (("clean_labels", "labels"), ("val_labels", "val_fraction")):
         if config.given(name) and not config.given(needed):
             raise ConfigError(f"{config.label(name)} needs {OPTIONS[needed].flag}")
+    for name in FILE_OPTIONS:
+        if config.given(name) and not holds_files(config["dataset"]):
+            raise ConfigError(f"{config.label(name)} is for image files, and {config['dataset']} lies in memory")
 
 
 def _decide_noise(config: Config) -> None:
-    """Where labels or a matrix come from a file, kind and rate do not apply and are None."""
-    if config["labels"] is not None:
+    """Where labels or a matrix come from a file, kind and rate do not apply and are None.
+
+    Nor do they where the user's own images are labelled by folder or list, and no noise is asked for: their labels are
+    not claimed to be clean.
+    """
+    as_they_are = holds_files(config["dataset"]) and not any(map(config.given, NOISE_OPTIONS))
+    if config["labels"] is not None or as_they_are:
         for name in NOISE_OPTIONS:
             config.decide(name, None)
         return
@@ -214,6 +225,14 @@ def _decide_training(config: Config) -> None:
         for name, value in PRESETS[dataset].settings.items():
             if not config.given(name):
                 config.decide(name, value, "preset", PRESETS[dataset].reasons[name])
+        for name, reason in PRESETS[dataset].reasons.items():
+            if config.sources[name] == "default":
+                config.reasons.setdefault(name, reason)
+    if not holds_files(dataset):
+        for name in FILE_OPTIONS:
+            config.decide(name, None)
+    elif not config.given("normalisation"):
+        config.reasons["normalisation"] = OPTIONS["normalisation"].why
     if not config.given("decay_start") and config["epochs"] >= 1:
         decay_start = default_decay_start(config["epochs"], recipe=recipe, dataset=dataset)
         if decay_start == default_decay_start(config["epochs"]):
@@ -225,12 +244,15 @@ def _decide_training(config: Config) -> None:
 def default_run_name(config: Config) -> str:
     """The folder of a run that was given none: what tells runs apart, as "digits-jocor-symmetric-0.5-seed0"."""
     dataset = config["dataset"]
-    if dataset.startswith(NPZ_PREFIX):
-        dataset = Path(dataset.removeprefix(NPZ_PREFIX)).stem
+    for prefix in (NPZ_PREFIX, FOLDER_PREFIX, CSV_PREFIX):
+        if dataset.startswith(prefix):
+            dataset = Path(dataset.removeprefix(prefix)).stem
     if config["labels"] is not None:
         noise = Path(config["labels"]).name.replace(":", "-")
     elif config["noise_matrix"] is not None:
         noise = Path(config["noise_matrix"]).stem
+    elif config["noise"] is None:
+        noise = "as-labelled"
     else:
         noise = f"{config['noise']}-{config['noise_rate']:g}" if config["noise_rate"] else config["noise"]
     return f"{dataset}-{config['method']}-{noise}-seed{config['seed']}"

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from jocor_fast.arguments import as_integer
+from jocor_fast.pretrained import Weights, load_weights
 
 PAPER_MODELS = ("mlp", "cnn")
 
@@ -84,16 +85,19 @@ class GrayToRGB(nn.Module):
         return images.expand(-1, 3, -1, -1)
 
 
-def build_model(name: str, input_shape: Sequence[int], num_classes: int) -> nn.Module:
+def build_model(
+    name: str, input_shape: Sequence[int], num_classes: int, *, weights: Weights | None = None
+) -> nn.Module:
     """A network by name, for samples of a shape.
 
     The cnn takes gray images as one channel. torchvision's classifiers take three: a gray image is repeated in each.
-    Their weights are drawn anew, never downloaded.
 
     Args:
         name: "mlp", "cnn", or a torchvision classifier such as "resnet18".
         input_shape: of one sample: (H, W) gray, (C, H, W) colour, (D,) features (mlp only).
         num_classes: C.
+        weights: to start from (`pretrained.read_weights`); a last layer for other classes, and without weights every
+            layer, is drawn anew.
 
     Returns:
         A module from [B, *input_shape] to logits [B, C].
@@ -108,6 +112,14 @@ def build_model(name: str, input_shape: Sequence[int], num_classes: int) -> nn.M
         raise TypeError(f"input_shape must be a sequence of ints, got {type(input_shape).__name__}")
     shape = tuple(_positive("input_shape", size) for size in input_shape)
     num_classes = _positive("num_classes", num_classes)
+    network = _drawn(name, shape, num_classes)
+    if weights is not None:
+        inner = network[1] if isinstance(network, nn.Sequential) and isinstance(network[0], GrayToRGB) else network
+        load_weights(inner, weights)
+    return network
+
+
+def _drawn(name: str, shape: tuple[int, ...], num_classes: int) -> nn.Module:
     if not shape:
         raise ValueError("input_shape must name at least one dimension, got ()")
     if name == "mlp":

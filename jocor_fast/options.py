@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields
 from typing import Any, Literal
 
-from .data import DATASETS
+from .data import DATASETS, LOADERS, NORMALISATIONS
 from .engine.settings import AUGMENTATIONS, OPTIMIZERS, PRECISIONS, TrainSettings
 from .methods import METHODS
 from .noise import NOISE_KINDS
-from .schedules import RECIPES
+from .schedules import LR_PLANS, RECIPES
 
 Kind = Literal["whole", "number", "text", "choice", "switch"]
 VAL_LABELS = ("clean", "noisy", "small-loss")
@@ -85,12 +85,13 @@ def _training(
 
 
 _DATA, _NOISE, _METHOD, _TRAINING = "what to learn from", "label noise to add", "method", "network and training"
-_VALIDATION, _MACHINE, _RUN = "validation", "machine", "the run"
+_VALIDATION, _IMAGES, _MACHINE, _RUN = "validation", "image files", "machine", "the run"
 
 _TABLE = (
     Option(
         "dataset", _DATA, "text", "NAME",
-        f"{', '.join(DATASETS)}, or npz:FILE with arrays x_train, y_train, x_test, y_test (or MedMNIST's names)",
+        f"{', '.join(DATASETS)}; npz:FILE with arrays x_train, y_train, x_test, y_test (or MedMNIST's names); "
+        "folder:DIR with a folder of images for each class; csv:FILE with columns path,label[,clean][,split]",
         default="digits", why="they come with scikit-learn",
     ),
     Option(
@@ -130,7 +131,7 @@ _TABLE = (
     ),
     _training(
         "forget_rate", _METHOD, "number", "T", "τ in [0, 1): share of each batch that is left out as mislabelled",
-        "the share of wrong labels to expect from the noise; required if --labels come without clean ones",
+        "the share of wrong labels to expect from the noise; required if the true labels are unknown",
     ),
     _training(
         "ramp_epochs", _METHOD, "whole", "N", "epochs in which the share left out rises from 0 to τ",
@@ -142,7 +143,12 @@ _TABLE = (
     Option(
         "model", _TRAINING, "text", "NAME",
         "mlp, cnn (both from the paper), or a torchvision classifier such as resnet18",
-        why="cnn for cifar10 and cifar100, else mlp",
+        why="cnn for cifar10 and cifar100, resnet18 for image files, else mlp",
+    ),
+    Option(
+        "pretrained", _TRAINING, "text", "WEIGHTS",
+        "weights to start from, all but the last layer: FILE.pt, or default for those that torchvision downloads",
+        why="drawn at random",
     ),
     _training(
         "epochs", _TRAINING, "whole", "N", "passes over the training data", "--recipe published trains one fewer",
@@ -151,6 +157,10 @@ _TABLE = (
         "batch_size", _TRAINING, "whole", "B", "samples in a step", "digits: 32, since small data need small batches",
     ),
     _training("lr", _TRAINING, "number", "LR", "learning rate"),
+    _training(
+        "lr_plan", _TRAINING, "choice", "NAME",
+        "how the learning rate falls, after --decay-start to 0 or as the paper has it for Clothing1M", "", LR_PLANS,
+    ),
     _training(
         "decay_start", _TRAINING, "whole", "N", "last epoch at the full learning rate, which then falls to 0 linearly",
         "0.4 of the epochs; cifar100 with --recipe published: 0.5",
@@ -173,6 +183,18 @@ _TABLE = (
     ),
     Option(
         "no_test", _VALIDATION, "switch", "", "leave the test set alone: nothing is measured on it", default=False,
+    ),
+    Option(
+        "normalisation", _IMAGES, "choice", "NAME", "mean and standard deviation that pixels are normalised by",
+        default="imagenet", why="what torchvision's networks expect; the paper names none", choices=NORMALISATIONS,
+    ),
+    Option(
+        "loader", _IMAGES, "choice", "NAME", "what decodes and resizes the files",
+        default="auto", why="DALI on a GPU; on a CPU the faster of the two", choices=("auto", *LOADERS),
+    ),
+    Option(
+        "strict", _IMAGES, "switch", "", "end the run at the first file that cannot be read, not go on without it",
+        default=False,
     ),
     _training("device", _MACHINE, "text", "DEV", "auto, cpu, cuda or cuda:N", "a GPU where there is one"),
     _training("precision", _MACHINE, "choice", "TYPE", "what the networks compute in", choices=PRECISIONS),

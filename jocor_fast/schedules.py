@@ -10,9 +10,12 @@ from __future__ import annotations
 from jocor_fast.arguments import as_integer, check_forget_rate
 
 RECIPES = ("paper", "published")
+LR_PLANS = ("linear", "clothing1m")
 
 _ADAM_BETA1 = 0.9
 _PUBLISHED_BETA1_IN_DECAY = 0.1
+# The paper's rates for Clothing1M, 8e-4, 5e-4 and 5e-5 "for 5 epochs each", as factors on the first.
+_CLOTHING1M_FACTORS = (1.0, 5 / 8, 1 / 16)
 _PUBLISHED_MOST_STEPS = 401  # its loop stops after batch index 400
 
 
@@ -78,6 +81,22 @@ def lr_factor(epoch: int, *, epochs: int = 200, decay_start: int = 80, recipe: s
     if epoch <= decay_start:
         return 1.0
     return max(0, end - epoch) / (epochs - decay_start) if epochs > decay_start else 0.0
+
+
+def lr_step_factor(epoch: int, *, epochs: int = 15) -> float:
+    """The factor on the learning rate in an epoch of the paper's plan for Clothing1M: 1, 5/8, 1/16, a third each.
+
+    Args:
+        epoch: t, int ≥ 1; past the last epoch the factor stays at 1/16.
+        epochs: int ≥ 1; where three does not divide it, the earlier parts are the longer ones.
+
+    Raises:
+        TypeError, ValueError: an argument is not an int ≥ 1.
+    """
+    epoch = _at_least("epoch", epoch, 1)
+    epochs = _at_least("epochs", epochs, 1)
+    parts = len(_CLOTHING1M_FACTORS)
+    return _CLOTHING1M_FACTORS[min(parts - 1, (epoch - 1) * parts // epochs)]
 
 
 def adam_beta1(epoch: int, *, decay_start: int = 80, recipe: str = "paper") -> float:

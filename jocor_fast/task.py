@@ -15,11 +15,16 @@ import torch
 from torch import nn
 
 from .config import Config, ConfigError
-from .data import DataError, Dataset, load_dataset, read_labels
+from .data import DataError, Dataset, ImageDataset, choose_loader, load_dataset, read_labels
+from .data.bad_files import BadFiles
+from .data.preprocessing import Preprocessing
+from .engine.environment import resolve_device
 from .engine.run import EvalData, TrainData
+from .engine.samples import InputFiles
 from .methods import METHODS
 from .models import build_model
 from .noise import corrupt, expected_rate, read_transition, realised_rate, transition_matrix
+from .pretrained import read_weights
 
 # τ is "under" the realised rate only beyond this: the draw itself strays from its nominal rate by chance.
 RATE_TOLERANCE = 0.005
@@ -35,7 +40,7 @@ class Task:
         realised_noise_rate: share of wrong labels among those trained on; None where the truth is unknown.
     """
 
-    dataset: Dataset
+    dataset: Dataset | ImageDataset
     train: TrainData
     test: EvalData | None
     val: EvalData | None
@@ -50,6 +55,21 @@ class _NoisyLabels:
     noisy: np.ndarray
     clean: np.ndarray | None
     expected_rate: float | None
+    reason: str = "the share of wrong labels to expect from the noise"
+
+
+_Inputs = torch.Tensor | InputFiles
+
+
+@dataclass(frozen=True)
+class _Parts:
+    """The data set as the engine takes it: inputs and the data set's own labels of each part."""
+
+    train: _Inputs
+    test: tuple[_Inputs, np.ndarray] | None
+    val: tuple[_Inputs, np.ndarray] | None
+    sample_shape: tuple[int, ...]
+    scale: float
 
 
 def build_task(config: Config, announce: Callable[[str], None] | None = None) -> Task:
@@ -76,25 +96,26 @@ def build_task(config: Config, announce: Callable[[str], None] | None = None) ->
 def _built_task(config: Config, announce: Callable[[str], None] | None) -> Task:
     root = Path(config["data_root"]) if config["data_root"] is not None else None
     dataset = load_dataset(config["dataset"], root, announce=announce)
-    labels = _noisy_labels(config, dataset)
-    held_out, kept = _split(len(dataset.train_labels), config, dataset)
-    clean = labels.clean[kept] if labels.clean is not None else None
-    realised = realised_rate(clean, labels.noisy[kept]) if clean is not None else None
-    _decide_forget_rate(config, labels.expected_rate, realised)
     if config["model"] is None:
         config.decide("model", dataset.default_model)
-    inputs = torch.from_numpy(dataset.train_inputs)
+    labels = _noisy_labels(config, dataset)
+    parts = _image_parts(config, dataset) if isinstance(dataset, ImageDataset) else _array_parts(dataset)
+    held_out, kept = _split(len(dataset.train_labels), config, dataset.name, parts)
+    clean = labels.clean[kept] if labels.clean is not None else None
+    realised = realised_rate(clean, labels.noisy[kept]) if clean is not None else None
+    _decide_forget_rate(config, labels, realised)
+    weights = None if config["pretrained"] is None else read_weights(config["pretrained"], config["model"])
     return Task(
         dataset=dataset,
         train=TrainData(
-            _rows(inputs, kept),
+            _rows(parts.train, kept),
             torch.from_numpy(labels.noisy[kept]),
             torch.from_numpy(clean) if clean is not None else None,
-            dataset.input_scale,
+            parts.scale,
         ),
-        test=None if config["no_test"] else _eval_data(dataset.test_inputs, dataset.test_labels, dataset),
-        val=_validation(config, dataset, labels, held_out, inputs),
-        build_network=lambda: build_model(config["model"], dataset.input_shape, dataset.num_classes),
+        test=None if config["no_test"] else _eval_data(parts.test, parts.scale),
+        val=_validation(config, parts, labels, held_out),
+        build_network=lambda: build_model(config["model"], parts.sample_shape, dataset.num_classes, weights=weights),
         nominal_noise_rate=config["noise_rate"],
         expected_noise_rate=labels.expected_rate,
         realised_noise_rate=realised,
@@ -115,28 +136,69 @@ def forget_rate_warning(config: Config, task: Task) -> str | None:
     )
 
 
-def _noisy_labels(config: Config, dataset: Dataset) -> _NoisyLabels:
+def _array_parts(dataset: Dataset) -> _Parts:
+    def pair(inputs: np.ndarray | None, labels: np.ndarray | None) -> tuple[_Inputs, np.ndarray] | None:
+        return None if inputs is None or labels is None else (torch.from_numpy(inputs), labels)
+
+    return _Parts(
+        torch.from_numpy(dataset.train_inputs),
+        pair(dataset.test_inputs, dataset.test_labels),
+        pair(dataset.val_inputs, dataset.val_labels),
+        dataset.input_shape,
+        dataset.input_scale,
+    )
+
+
+def _image_parts(config: Config, dataset: ImageDataset) -> _Parts:
+    """The parts of a data set of files; which loader reads them is decided here."""
+    from .data.image_source import ImageInputs  # needs the engine, which needs the data
+
+    loader, reason = choose_loader(config["loader"], resolve_device(config["device"]))
+    if config["loader"] == "auto":
+        config.decide("loader", loader, reason=reason)
+    preprocessing = Preprocessing(
+        dataset.resize, augment=config["augment"] == "crop-flip", normalisation=config["normalisation"]
+    )
+    bad_files = BadFiles(strict=config["strict"])
+    parts = {
+        name: ImageInputs(images, preprocessing, loader, bad_files, seed=config["seed"])
+        for name, images in (("train", dataset.train), ("test", dataset.test), ("val", dataset.val))
+        if images is not None
+    }
+    test, val = (
+        None if images is None else (parts[name], images.labels)
+        for name, images in (("test", dataset.test), ("val", dataset.val))
+    )
+    return _Parts(parts["train"], test, val, (3, preprocessing.crop, preprocessing.crop), 1.0)
+
+
+def _noisy_labels(config: Config, dataset: Dataset | ImageDataset) -> _NoisyLabels:
     clean, num_classes = dataset.train_labels, dataset.num_classes
+    if isinstance(dataset, ImageDataset) and dataset.train.clean_labels is not None:
+        clean = dataset.train.clean_labels
     if config["labels"] is not None:
         table, clean_spec = dataset.label_table, config["clean_labels"]
         labels = read_labels(config["labels"], clean, num_classes, clean_spec=clean_spec, label_table=table)
         return _NoisyLabels(labels.noisy, labels.clean, None)
     if config["noise_matrix"] is not None:
         transition = read_transition(config["noise_matrix"], num_classes)
+    elif isinstance(dataset, ImageDataset) and config["noise"] is None:
+        reason = "the share of wrong labels among the clean training images that have a noisy label too"
+        return _NoisyLabels(dataset.train_labels, dataset.train.clean_labels, dataset.noise_estimate, reason)
     else:
         transition = transition_matrix(config["noise"], num_classes, config["noise_rate"], dataset.name)
     noisy = corrupt(clean, transition, seed=config["noise_seed"])
     return _NoisyLabels(noisy, clean, expected_rate(transition, clean))
 
 
-def _split(samples: int, config: Config, dataset: Dataset) -> tuple[np.ndarray, np.ndarray]:
+def _split(samples: int, config: Config, name: str, parts: _Parts) -> tuple[np.ndarray, np.ndarray]:
     """Ids held out for validation and ids to train on, both in data-set order."""
     fraction = config["val_fraction"]
     if fraction == 0:
         return np.arange(0), np.arange(samples)
     flag = config.label("val_fraction")
-    if dataset.val_inputs is not None:
-        raise ConfigError(f"{flag} must be 0 for {dataset.name}, which comes with a validation set of its own")
+    if parts.val is not None:
+        raise ConfigError(f"{flag} must be 0 for {name}, which comes with a validation set of its own")
     count = round(fraction * samples)
     if not 1 <= count < samples:
         purpose = "validate on" if count < 1 else "train on"
@@ -147,42 +209,42 @@ def _split(samples: int, config: Config, dataset: Dataset) -> tuple[np.ndarray, 
     return np.sort(order[:count]), np.sort(order[count:])
 
 
-def _validation(
-    config: Config, dataset: Dataset, labels: _NoisyLabels, held_out: np.ndarray, inputs: torch.Tensor
-) -> EvalData | None:
+def _validation(config: Config, parts: _Parts, labels: _NoisyLabels, held_out: np.ndarray) -> EvalData | None:
     if not len(held_out):
-        return _eval_data(dataset.val_inputs, dataset.val_labels, dataset)
+        return _eval_data(parts.val, parts.scale)
     kind = config["val_labels"]
     chosen = labels.clean if kind == "clean" else labels.noisy
     if chosen is None:
         raise ConfigError(f"{config.label('val_labels')} clean needs --clean-labels, or a clean column in --labels")
     keep_rate = 1.0 - config["forget_rate"] if kind == "small-loss" else 1.0
-    return EvalData(_rows(inputs, held_out), torch.from_numpy(chosen[held_out]), dataset.input_scale, keep_rate)
+    return EvalData(_rows(parts.train, held_out), torch.from_numpy(chosen[held_out]), parts.scale, keep_rate)
 
 
-def _eval_data(inputs: np.ndarray | None, labels: np.ndarray | None, dataset: Dataset) -> EvalData | None:
-    if inputs is None or labels is None:
-        return None
-    return EvalData(torch.from_numpy(inputs), torch.from_numpy(labels), dataset.input_scale)
+def _eval_data(part: tuple[_Inputs, np.ndarray] | None, scale: float) -> EvalData | None:
+    return None if part is None else EvalData(part[0], torch.from_numpy(part[1]), scale)
 
 
-def _rows(inputs: torch.Tensor, ids: np.ndarray) -> torch.Tensor:
+def _rows(inputs: _Inputs, ids: np.ndarray) -> _Inputs:
     """The samples with these ids; the array itself, not a copy, where that is all of them."""
-    return inputs if len(ids) == len(inputs) else inputs[torch.from_numpy(ids)]
+    if len(ids) == len(inputs):
+        return inputs
+    return inputs[torch.from_numpy(ids)] if isinstance(inputs, torch.Tensor) else inputs.subset(ids)
 
 
-def _decide_forget_rate(config: Config, expected: float | None, realised: float | None) -> None:
+def _decide_forget_rate(config: Config, labels: _NoisyLabels, realised: float | None) -> None:
     """τ where none was given: what the noise is expected to be, else what it is measured to be."""
+    expected = labels.expected_rate
     if config.given("forget_rate"):
         return
     if not METHODS[config["method"]].selects:
         config.decide("forget_rate", 0.0, reason=f"{config['method']} trains on everything")
     elif expected is not None:
-        config.decide("forget_rate", expected, reason="the share of wrong labels to expect from the noise")
+        config.decide("forget_rate", expected, reason=labels.reason)
     elif realised is not None:
         config.decide("forget_rate", realised, reason="the share of labels that differ from the clean ones")
     else:
+        where = "with " + config.label("labels") if config["labels"] is not None else f"for {config['dataset']}"
         raise ConfigError(
-            f"--forget-rate is required with {config.label('labels')} where the clean labels are unknown: the share of "
-            "wrong labels that you expect, in [0, 1)"
+            f"--forget-rate is required {where} where the clean labels are unknown: the share of wrong labels that you "
+            "expect, in [0, 1)"
         )

@@ -184,7 +184,7 @@ def test_help_of_train_names_every_option_with_its_default(capsys: pytest.Captur
     assert set(entries) == {option.flag for option in OPTIONS.values()} | {"--config"}
     required = {"--labels", "--clean-labels", "--noise-rate", "--noise-matrix"}
     without_default = {flag for flag, entry in entries.items() if "(default:" not in entry}
-    assert without_default == required | {"--resume", "--tensorboard", "--no-test", "--config"}
+    assert without_default == required | {"--resume", "--strict", "--tensorboard", "--no-test", "--config"}
     assert "(default: 200;" in " ".join(entries["--epochs"].split())
 
 

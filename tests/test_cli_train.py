@@ -21,7 +21,7 @@ SHORT = ["train", "--epochs", "2", "--device", "cpu"]
 METRICS = {
     "epoch", "lr", "keep_rate", "train_loss", "label_precision", "test_accuracy_1", "test_accuracy_2", "test_accuracy",
     "test_accuracy_ensemble", "val_accuracy", "nonfinite_rows", "bad_files", "wait_share", "seconds", "eval_seconds",
-    "samples_per_second",
+    "samples_per_second", "selected_share_per_class",
 }  # fmt: skip
 SUMMARY = {
     "status", "last_10_mean", "best_by_validation", "last", "nominal_noise_rate", "realised_noise_rate", "environment",

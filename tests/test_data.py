@@ -329,7 +329,8 @@ def test_the_root_is_the_environments_else_the_cache(
 
 @pytest.mark.parametrize("name", ["", "MNIST", "cifar-10", "npz", "../mnist"])
 def test_an_unknown_name_is_answered_with_the_known_ones(tmp_path: Path, name: str):
-    with pytest.raises(DataError, match=rf"dataset must be one of {', '.join(DATASETS)} or npz:FILE, got '{name}'"):
+    known = f"dataset must be one of {', '.join(DATASETS)}, npz:FILE, folder:DIR or csv:FILE, got '{name}'"
+    with pytest.raises(DataError, match=known):
         load_dataset(name, tmp_path)
 
 

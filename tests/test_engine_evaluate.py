@@ -43,7 +43,9 @@ class Table(nn.Module):
 
 def counts(tables: list[Table], labels: Tensor) -> list[float]:
     data = EvaluationSet(EvalData(torch.arange(len(labels))[:, None], labels), CPU)
-    return count_correct(SeparateNetworks(tables), tables, data).tolist()
+    evaluated, *correct = count_correct(SeparateNetworks(tables), tables, data).tolist()
+    assert evaluated == len(labels)
+    return correct
 
 
 @pytest.mark.parametrize("count", [1, EVALUATION_BATCH - 1, EVALUATION_BATCH, EVALUATION_BATCH + 1, 10_000])
@@ -79,9 +81,9 @@ def test_the_ensemble_is_the_arg_max_of_the_mean_probabilities() -> None:
 
 
 def test_one_network_has_one_accuracy() -> None:
-    accuracy = Accuracy.of([3.0], EvaluationSet(held_out(4), CPU))
+    accuracy = Accuracy.of([4.0, 3.0])
     assert (accuracy.first, accuracy.second, accuracy.mean, accuracy.ensemble) == (0.75, None, 0.75, None)
-    assert Accuracy.of([], None) == Accuracy(None, None, None, None)
+    assert Accuracy.of([]) == Accuracy.of([0.0, 0.0]) == Accuracy(None, None, None, None)
 
 
 def test_dropout_and_batchnorm_are_evaluated_as_such_and_learn_nothing_from_it() -> None:
@@ -93,7 +95,7 @@ def test_dropout_and_batchnorm_are_evaluated_as_such_and_learn_nothing_from_it()
         with torch.no_grad():
             group.logits(data.inputs[:7] / 255)
     before = [value.clone() for network in networks for value in network.state_dict().values()]
-    correct = count_correct(group, networks, EvaluationSet(data, CPU))
+    _, *correct = count_correct(group, networks, EvaluationSet(data, CPU)).tolist()
 
     after = [value for network in networks for value in network.state_dict().values()]
     assert all(map(torch.equal, before, after))
@@ -106,7 +108,7 @@ def test_dropout_and_batchnorm_are_evaluated_as_such_and_learn_nothing_from_it()
             )
             for network in networks
         ]
-    assert correct[:2].tolist() == one_by_one
+    assert correct[:2] == one_by_one
 
 
 def test_frozen_batchnorm_stays_frozen_through_an_evaluation() -> None:

@@ -56,6 +56,7 @@ FIELDS = [
     "seconds",
     "eval_seconds",
     "samples_per_second",
+    "selected_share_per_class",
 ]
 
 

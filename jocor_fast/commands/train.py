@@ -15,6 +15,8 @@ from rich.text import Text
 
 from .._extension import build_info
 from ..config import Config, ConfigError, resolve
+from ..data import DataError, ImageDataset
+from ..data.preprocessing import CROP
 from ..engine.environment import resolve_device
 from ..engine.errors import RunError
 from ..engine.run import EpochEvent, Run, fit
@@ -25,7 +27,7 @@ from ..options import OPTIONS, TRAINING_FIELDS, Option
 from ..report.screen import TrainingProgress, final_table
 from ..report.tables import percent
 from ..report.tensorboard import MissingTensorBoard, TensorBoardLog
-from ..schedules import steps_per_epoch, trained_epochs
+from ..schedules import lr_step_factor, steps_per_epoch, trained_epochs
 from ..task import Task, build_task, forget_rate_warning
 
 SUMMARY = "train on a data set, with noise added or labels from a file"
@@ -39,9 +41,10 @@ file (--config), their dashes as underscores:
     noise = "symmetric"
     noise_rate = 0.5"""
 
-# Kept in config.json and compared on --resume; where the files lie, which there are and when it pauses is not part of
-# what a run is.
-RECORDED = tuple(name for name in OPTIONS if name not in ("data_root", "output", "resume", "stop_after", "tensorboard"))
+# The others are kept in config.json and compared on --resume. Not part of what a run is: where files lie, which there
+# are, when it pauses, and whether bad ones end it.
+NOT_RECORDED = ("data_root", "output", "resume", "stop_after", "tensorboard", "strict")
+RECORDED = tuple(name for name in OPTIONS if name not in NOT_RECORDED)
 # T_k counts epochs of some 400 steps; far shorter ramps were measured to lose to plain training.
 SHORT_RAMP_STEPS = 200
 CLASSES_SHOWN = 20
@@ -146,6 +149,8 @@ def _fit(
         )
     except RunError as error:
         raise RunError(config.relabelled(str(error))) from error
+    except DataError:  # of images, which are read while the run is under way
+        raise
     except ValueError as error:
         raise ConfigError(config.relabelled(str(error))) from error
     except (MemoryError, torch.OutOfMemoryError) as error:
@@ -186,15 +191,45 @@ def _print_header(config: Config, task: Task, device: torch.device, console: Con
         )
         lines["λ"] = f"{config['co_lambda']:g} ({config.origin('co_lambda')})"
     networks = f"{method.num_networks} × {config['model']}" if method.num_networks > 1 else config["model"]
-    lines["network"] = f"{networks} on {device}"
+    lines["network"] = f"{networks} on {device}, weights {_weights_text(config)}"
+    if isinstance(task.dataset, ImageDataset):
+        lines["images"] = _images_text(config, task.dataset)
     lines["batch"] = f"{batch} ({config.origin('batch_size')})"
     lines["training"] = (
-        f"{epochs} epochs of {steps} steps, {config['optimizer']}, learning rate {config['lr']:g} falling after epoch "
-        f"{config['decay_start']} ({config.origin('decay_start')})"
+        f"{epochs} epochs of {steps} steps ({config.origin('epochs')}), {config['optimizer']}, learning rate "
+        + _rate_text(config)
     )
     lines["output"] = config["output"]
     for name, text in lines.items():
         console.print(Text(f"{name:<9} {text}"), soft_wrap=True)
+    if isinstance(task.dataset, ImageDataset):
+        for note in task.dataset.notes:
+            console.print(Text(f"{'note':<9} {note}"), soft_wrap=True)
+
+
+def _rate_text(config: Config) -> str:
+    if config["lr_plan"] == "linear":
+        return f"{config['lr']:g} falling after epoch {config['decay_start']} ({config.origin('decay_start')})"
+    rates = dict.fromkeys(
+        config["lr"] * lr_step_factor(epoch, epochs=config["epochs"]) for epoch in range(1, config["epochs"] + 1)
+    )
+    return f"{', '.join(f'{rate:g}' for rate in rates)} in turn ({config.origin('lr_plan')})"
+
+
+def _weights_text(config: Config) -> str:
+    if config["pretrained"] is None:
+        return config.reasons.get("pretrained", "drawn at random")
+    return f"from {config['pretrained']}"
+
+
+def _images_text(config: Config, dataset: ImageDataset) -> str:
+    """How files become inputs, and what reads them."""
+    size = dataset.resize
+    resize = f"short side {size}" if isinstance(size, int) else f"resized to {size[0]}×{size[1]}"
+    crop = "the centre" if config["augment"] == "none" else "a random part, mirrored at even odds (centre to evaluate)"
+    normalisation = f"{config['normalisation']} normalisation ({config.origin('normalisation')})"
+    reader = f"read by {config['loader']} ({config.origin('loader')})"
+    return f"{resize}, cropped to {crop} of {CROP}×{CROP}, {normalisation}, {reader}"
 
 
 def _data_text(task: Task) -> str:
@@ -214,6 +249,8 @@ def _noise_text(config: Config, task: Task) -> str:
         return f"labels from {config['labels']}: {realised}"
     if config["noise_matrix"] is not None:
         return f"matrix from {config['noise_matrix']}, draw {config['noise_seed']}: {realised}"
+    if config["noise"] is None:
+        return f"none added, labels as {config['dataset']} has them: {realised}"
     if config["noise"] == "clean":
         return "none added (--noise-rate 0.5 would flip half of the labels)"
     return f"{config['noise']}, nominal {percent(config['noise_rate'])} %, draw {config['noise_seed']}: {realised}"

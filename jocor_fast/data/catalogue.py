@@ -8,12 +8,16 @@ from pathlib import Path
 
 from jocor_fast.data.arrays import user_path
 from jocor_fast.data.cifar import CIFAR_LAYOUTS, find_cifar, load_cifar
+from jocor_fast.data.clothing1m import NAME as CLOTHING1M
+from jocor_fast.data.clothing1m import find_clothing1m, load_clothing1m
 from jocor_fast.data.dataset import DataError, Dataset
 from jocor_fast.data.digits import load_digits
 from jocor_fast.data.idx import IDX_SITES, find_idx_dataset, load_idx_dataset
+from jocor_fast.data.image_lists import CSV_PREFIX, FOLDER_PREFIX, load_csv, load_folder
+from jocor_fast.data.image_set import ImageDataset
 from jocor_fast.data.npz import load_npz_dataset
 
-DATASETS = ("digits", *IDX_SITES, *CIFAR_LAYOUTS)
+DATASETS = ("digits", *IDX_SITES, *CIFAR_LAYOUTS, CLOTHING1M)
 ROOT_VARIABLE = "JOCOR_FAST_DATA"
 NPZ_PREFIX = "npz:"
 
@@ -25,11 +29,12 @@ def default_root() -> Path:
 
 def load_dataset(
     name: str, root: str | os.PathLike[str] | None = None, *, announce: Callable[[str], None] | None = None
-) -> Dataset:
-    """Load a data set into memory.
+) -> Dataset | ImageDataset:
+    """Load a data set into memory; of one that lies in image files, the lists.
 
     Args:
-        name: "digits" (embedded), "mnist", "fashion-mnist", "cifar10", "cifar100", or "npz:FILE".
+        name: "digits" (embedded), "mnist", "fashion-mnist", "cifar10", "cifar100", "clothing1m", "npz:FILE",
+            "folder:DIR" or "csv:FILE".
         root: the folder of data sets (`--data-root`), default `default_root()`: NAME is looked for in root/NAME, then
             in root itself. MNIST and Fashion-MNIST are downloaded into root/NAME where they are in neither.
         announce: called with a sentence before each download.
@@ -45,12 +50,23 @@ def load_dataset(
         return load_digits()
     if name.startswith(NPZ_PREFIX):
         return load_npz_dataset(user_path(name.removeprefix(NPZ_PREFIX)), name=name)
+    if name.startswith(FOLDER_PREFIX):
+        return load_folder(user_path(name.removeprefix(FOLDER_PREFIX)), name)
+    if name.startswith(CSV_PREFIX):
+        return load_csv(user_path(name.removeprefix(CSV_PREFIX)), name)
     folders = searched_folders(name, root)
     if name in IDX_SITES:
         return load_idx_dataset(name, folders, announce)
     if name in CIFAR_LAYOUTS:
         return load_cifar(name, folders)
-    raise DataError(f"dataset must be one of {', '.join(DATASETS)} or npz:FILE, got {name!r}")
+    if name == CLOTHING1M:
+        return load_clothing1m(folders)
+    raise DataError(f"dataset must be one of {', '.join(DATASETS)}, npz:FILE, folder:DIR or csv:FILE, got {name!r}")
+
+
+def holds_files(name: str) -> bool:
+    """Whether a data set of this name is one of image files."""
+    return name == CLOTHING1M or name.startswith((FOLDER_PREFIX, CSV_PREFIX))
 
 
 def searched_folders(name: str, root: str | os.PathLike[str] | None = None) -> tuple[Path, Path]:
@@ -65,6 +81,8 @@ def find_dataset(name: str, root: str | os.PathLike[str] | None = None) -> Path 
     None where it is absent, and for digits, which are part of scikit-learn.
     """
     folders = searched_folders(name, root)
+    if name == CLOTHING1M:
+        return find_clothing1m(folders)
     if name in IDX_SITES:
         return find_idx_dataset(folders)
     return find_cifar(name, folders) if name in CIFAR_LAYOUTS else None

@@ -23,6 +23,7 @@ class EpochLog:
         nonfinite: int64 [steps], rows of the batch whose loss is not finite.
         selected: bool [choices, steps · B], beside `order`.
         seconds: time spent in its steps.
+        waited: how much of that the host waited for files to be read and decoded.
     """
 
     def __init__(self, order: Tensor, steps: int, num_choices: int) -> None:
@@ -33,6 +34,7 @@ class EpochLog:
         self.nonfinite = torch.zeros(steps, dtype=torch.int64, device=device)
         self.selected = torch.zeros(num_choices, len(order), dtype=torch.bool, device=device)
         self.seconds = 0.0
+        self.waited = 0.0
         size = len(order) // steps
         # A view for each step, made at once: making them in the step takes longer than writing to them.
         self._places = list(
@@ -49,7 +51,7 @@ class EpochLog:
         self.order.copy_(order)
         for numbers in (self.losses, self.nonfinite, self.selected):
             numbers.zero_()
-        self.step, self.seconds = 0, 0.0
+        self.step, self.seconds, self.waited = 0, 0.0, 0.0
 
     def record(self, outcome: StepLoss) -> None:
         """Take down a step."""
@@ -73,6 +75,11 @@ class EpochLog:
         by_step = self.selected.view(choices, steps, -1)
         by_step.index_copy_(1, places, masks.view(len(outcomes), choices, -1).transpose(0, 1))
 
+    def replace(self, samples: Tensor) -> None:
+        """Note what the step to come trains on, int64 [B], where a source replaced some of it."""
+        start = self.step * len(samples)
+        self.order[start : start + len(samples)] = samples
+
     def totals(self, clean: Tensor | None) -> Tensor:
         """The epoch in numbers, for `EpochNumbers`: float64 [6] on the device.
 
@@ -88,15 +95,27 @@ class EpochLog:
         numbers = [self.losses.mean(), finite.sum(), selected, clean_selected, self.nonfinite.sum(), first_broken]
         return torch.stack([number.double() for number in numbers])
 
+    def class_counts(self, labels: Tensor, classes: int) -> Tensor:
+        """How many rows were selected and how many there were, by their noisy label: float64 [2, C] on the device.
+
+        Args:
+            labels: int64 [N], the noisy labels of all samples.
+            classes: C.
+        """
+        rows = torch.stack([self.selected.double().mean(0), torch.ones_like(self.losses[:1]).expand(len(self.order))])
+        counts = torch.zeros(2, classes, dtype=torch.float64, device=rows.device)
+        return counts.index_add_(1, labels[self.order], rows)
+
     def state_dict(self) -> dict[str, Any]:
         """The log of an epoch that was interrupted, for a checkpoint."""
-        return {name: getattr(self, name) for name in ("order", "step", "losses", "nonfinite", "selected", "seconds")}
+        names = ("order", "step", "losses", "nonfinite", "selected", "seconds", "waited")
+        return {name: getattr(self, name) for name in names}
 
     @staticmethod
     def from_state_dict(state: dict[str, Any], device: torch.device) -> EpochLog:
         """The log of a checkpoint, to go on with."""
         log = EpochLog(state["order"].to(device), len(state["losses"]), len(state["selected"]))
-        log.step, log.seconds = state["step"], state["seconds"]
+        log.step, log.seconds, log.waited = state["step"], state["seconds"], state["waited"]
         for name in ("losses", "nonfinite", "selected"):
             getattr(log, name).copy_(state[name])
         return log
@@ -136,6 +155,13 @@ class EpochNumbers:
     def without_loss(self) -> bool:
         """Whether no step of the epoch had a loss to learn from."""
         return not self.finite_steps or not self.selected
+
+
+def shares(counts: Sequence[float]) -> list[float | None]:
+    """The selected share of each class, from `EpochLog.class_counts`; None for a class that did not occur."""
+    classes = len(counts) // 2
+    pairs = zip(counts[:classes], counts[classes:], strict=True)
+    return [selected / rows if rows else None for selected, rows in pairs]
 
 
 def read_at_once(parts: Sequence[Tensor]) -> list[list[float]]:

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from jocor_fast.engine.networks import NetworkGroup, evaluating
-from jocor_fast.engine.samples import EvalData, InputSource, ResidentInputs
+from jocor_fast.engine.samples import EvalData, InputSource
 from jocor_fast.losses import num_keep, select_small_loss
 
 EVALUATION_BATCH = 512  # on MNIST 256 to 1000 take 60 ms, more or fewer up to a fifth longer
@@ -20,14 +20,14 @@ EVALUATION_NUMBERS_ON_GPU = 2**23
 
 
 class EvaluationSet:
-    """Samples to evaluate on, on the run's device."""
+    """Samples to evaluate on, on the run's device; of files, in batches of `batch_size`."""
 
-    def __init__(self, data: EvalData, device: torch.device) -> None:
-        self.source: InputSource = ResidentInputs(data.inputs, data.input_scale, device)
+    def __init__(self, data: EvalData, device: torch.device, batch_size: int = EVALUATION_BATCH) -> None:
+        self.source: InputSource = data.open(device, batch_size)
         self.labels = data.labels.to(device)
         self.order = torch.arange(len(self.labels), device=device)
-        self.batch_size = _batch_size(self.source, device)
-        self.counted = num_keep(len(self.labels), 1.0 - data.keep_rate)  # how many samples accuracy is taken over
+        self.batch_size = _batch_size(self.source, device) if self.source.bad_files is None else batch_size
+        self.keep_rate = data.keep_rate
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -47,26 +47,32 @@ def count_correct(group: NetworkGroup, networks: Sequence[nn.Module], data: Eval
     the same for every method and every λ, and so does not take sides between them.
 
     Returns:
-        float64 on the device: [1], or for two networks [3], the third for the arg-max of their mean probabilities; [0]
-        where there are no data.
+        float64 on the device: how many are counted (files that cannot be read are not), then one number, or for two
+        networks three, the third for the arg-max of their mean probabilities; [0] where there are no data.
     """
     if data is None:
         return torch.empty(0, dtype=torch.float64, device=group.parameters[0].device)
     right: list[Tensor] = []
     losses: list[Tensor] = []
+    seen = 0
     with evaluating(networks):
         for samples, stored in data.source.batches(data.order, data.batch_size):
+            seen += len(samples)
             logits = [z.float() for z in group.logits(data.source.network_input(stored))]
             labels = data.labels.index_select(0, samples)
-            if data.counted < len(data):
+            if data.keep_rate < 1:
                 losses.append(torch.stack([F.cross_entropy(z, labels, reduction="none") for z in logits]).sum(0))
             if len(logits) == 2:
                 logits.append(logits[0].softmax(1) + logits[1].softmax(1))
             right.append(torch.stack([z.argmax(1) == labels for z in logits]))
+    if not right:
+        return torch.zeros(1, dtype=torch.float64, device=data.labels.device)
     counted = torch.cat(right, dim=1)
+    count = num_keep(seen, 1.0 - data.keep_rate)
     if losses:
-        counted &= select_small_loss(torch.cat(losses), data.counted)
-    return counted.sum(1).double()
+        counted &= select_small_loss(torch.cat(losses), count)
+    correct = counted.sum(1).double()
+    return torch.cat([correct.new_full((1,), count), correct])
 
 
 @dataclass(frozen=True)
@@ -79,11 +85,12 @@ class Accuracy:
     ensemble: float | None = None
 
     @staticmethod
-    def of(correct: Sequence[float], data: EvaluationSet | None) -> Accuracy:
+    def of(numbers: Sequence[float]) -> Accuracy:
         """From the numbers of `count_correct`."""
-        if data is None:
+        if not numbers or not numbers[0]:
             return Accuracy()
-        shares = [number / data.counted for number in correct]
+        count, *correct = numbers
+        shares = [number / count for number in correct]
         if len(shares) == 1:
             return Accuracy(first=shares[0], mean=shares[0])
         return Accuracy(shares[0], shares[1], (shares[0] + shares[1]) / 2, shares[2])

@@ -19,6 +19,7 @@ from jocor_fast.engine.errors import RunError
 
 CONFIG, METRICS, SUMMARY, CURVES = "config.json", "metrics.jsonl", "summary.json", "curves.png"
 CHECKPOINT, PREVIOUS_CHECKPOINT, BEST = "checkpoint.pt", "checkpoint-previous.pt", "best.pt"
+BAD_FILES = "bad_files.txt"
 DAMAGED_CHECKPOINT = "checkpoint-damaged.pt"
 _OF_A_RUN = (CONFIG, METRICS, SUMMARY, CHECKPOINT, PREVIOUS_CHECKPOINT, BEST)
 
@@ -41,7 +42,7 @@ class RunFolder:
 
     def clear(self) -> None:
         """Remove what an earlier run left."""
-        for name in (*_OF_A_RUN, CURVES):
+        for name in (*_OF_A_RUN, CURVES, BAD_FILES):
             with self._writing(name):
                 (self.path / name).unlink(missing_ok=True)
 
@@ -74,6 +75,10 @@ class RunFolder:
     def write_checkpoint(self, content: Mapping[str, Any]) -> None:
         """Write checkpoint.pt; the one that was there becomes checkpoint-previous.pt."""
         self._replace(CHECKPOINT, _serialized(content), keep_as=PREVIOUS_CHECKPOINT)
+
+    def write_bad_files(self, lines: bytes) -> None:
+        """Write bad_files.txt."""
+        self._replace(BAD_FILES, lines)
 
     def write_curves(self, metrics: Sequence[Mapping[str, Any]]) -> None:
         """Draw curves.png."""

@@ -81,7 +81,10 @@ def plan_epoch(settings: TrainSettings, epoch: int, num_samples: int) -> EpochPl
         keep_rate = schedules.keep_rate(
             epoch, forget_rate=settings.forget_rate, ramp_epochs=settings.ramp_epochs, recipe=recipe
         )
-    factor = schedules.lr_factor(epoch, epochs=settings.epochs, decay_start=settings.decay_start, recipe=recipe)
+    if settings.lr_plan == "clothing1m":
+        factor = schedules.lr_step_factor(epoch, epochs=settings.epochs)
+    else:
+        factor = schedules.lr_factor(epoch, epochs=settings.epochs, decay_start=settings.decay_start, recipe=recipe)
     batch_size = min(settings.batch_size, num_samples)
     return EpochPlan(
         epoch=epoch,

@@ -146,6 +146,7 @@ class _Session:
         self.epochs = trained_epochs(self.settings.epochs, self.settings.recipe)
         self.last = self.epochs if self.stop_after is None else min(self.stop_after, self.epochs)
         self.history: list[Metrics] = []
+        self.bad_files_written = 0
         self.config = {
             **self.extra_config,
             "settings": {**self.settings.as_dict(), **self.extra_config.get("settings", {})},
@@ -210,6 +211,7 @@ class _Session:
                 plan = plan_epoch(self.settings, epoch, len(self.trainer.labels))
                 if not self.trainer.train_epoch(plan, stop=lambda: termination.received, on_step=self.on_step):
                     if self.folder is not None:
+                        self._write_bad_files(self.folder)
                         self._write_checkpoint(self.folder)
                     self._leave()
                 line, fault = self.trainer.finish_epoch(plan)
@@ -231,6 +233,7 @@ class _Session:
         if self.folder is None:
             return
         self.folder.append_metrics(line)
+        self._write_bad_files(self.folder)
         if not whole:
             return
         best = best_by_validation(self.history)
@@ -242,6 +245,12 @@ class _Session:
     def _write_checkpoint(self, folder: RunFolder) -> None:
         training = self.trainer.state_dict()
         folder.write_checkpoint({"identity": self.identity, "history": self.history, "training": training})
+
+    def _write_bad_files(self, folder: RunFolder) -> None:
+        bad_files = self.trainer.source.bad_files
+        if bad_files is not None and len(bad_files) > self.bad_files_written:
+            folder.write_bad_files(bad_files.lines())
+            self.bad_files_written = len(bad_files)
 
     def _leave(self) -> NoReturn:
         self._write_summary("interrupted")

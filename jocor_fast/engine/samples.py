@@ -1,15 +1,35 @@
-"""Samples in memory: what a run trains and evaluates on, and how it lies on the device."""
+"""What a run trains and evaluates on, and where its inputs come from: memory here, files in `data.image_source`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from jocor_fast import arguments
+from jocor_fast.data.bad_files import BadFiles
+
+
+@runtime_checkable
+class InputFiles(Protocol):
+    """Inputs that lie in files: opened when the device of a run is known."""
+
+    def __len__(self) -> int: ...
+
+    def subset(self, ids: np.ndarray) -> InputFiles:
+        """The samples with these numbers, in this order."""
+        ...
+
+    def open(self, device: torch.device, batch_size: int, *, training: bool) -> InputSource:
+        """The inputs on a device, in batches of at most `batch_size`.
+
+        Where `training`, every batch is full: a bad file's place goes to another sample; else bad ones are left out.
+        """
+        ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -18,7 +38,7 @@ class EvalData:
 
     Attributes:
         inputs: [N, ...], N ≥ 1: uint8 (a network gets `inputs · input_scale` in float32), floating (it gets float32),
-            int32 or int64 (it gets them as they are: token numbers).
+            int32 or int64 (it gets them as they are: token numbers); or files.
         labels: int64 [N], the truth as far as it is known, 0 … C−1.
         input_scale: factor for uint8 inputs.
         keep_rate: the share in (0, 1] of the samples, those that the networks give the smallest loss, over which
@@ -29,7 +49,7 @@ class EvalData:
         TypeError, ValueError: an attribute is of another type, dtype or shape.
     """
 
-    inputs: Tensor
+    inputs: Tensor | InputFiles
     labels: Tensor
     input_scale: float = 1 / 255
     keep_rate: float = 1.0
@@ -40,6 +60,12 @@ class EvalData:
         arguments.as_real("input_scale", self.input_scale)
         if not 0 < arguments.as_real("keep_rate", self.keep_rate) <= 1:
             raise ValueError(f"keep_rate must lie in (0, 1], got {self.keep_rate}")
+
+    def open(self, device: torch.device, batch_size: int) -> InputSource:
+        """The inputs on a device; files come in batches of at most `batch_size`."""
+        if isinstance(self.inputs, InputFiles):
+            return self.inputs.open(device, batch_size, training=False)
+        return ResidentInputs(self.inputs, self.input_scale, device)
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,7 +82,7 @@ class TrainData:
         TypeError, ValueError: an attribute is of another type, dtype or shape.
     """
 
-    inputs: Tensor
+    inputs: Tensor | InputFiles
     labels: Tensor
     clean_labels: Tensor | None = None
     input_scale: float = 1 / 255
@@ -67,6 +93,12 @@ class TrainData:
         if self.clean_labels is not None:
             _check_labels("clean_labels", self.clean_labels, len(self.inputs))
         arguments.as_real("input_scale", self.input_scale)
+
+    def open(self, device: torch.device, batch_size: int) -> InputSource:
+        """The inputs on a device; files come in batches of at most `batch_size`."""
+        if isinstance(self.inputs, InputFiles):
+            return self.inputs.open(device, batch_size, training=True)
+        return ResidentInputs(self.inputs, self.input_scale, device)
 
 
 class Batch(NamedTuple):
@@ -79,6 +111,15 @@ class Batch(NamedTuple):
 class InputSource(Protocol):
     """Where a run's inputs come from; all tensors are on the run's device."""
 
+    @property
+    def bad_files(self) -> BadFiles | None:
+        """Which of its files could not be read so far; None where there are no files.
+
+        Where there are, the source also does what `augment` asks for, and batches may hold other samples than the order
+        says.
+        """
+        ...
+
     def __len__(self) -> int:
         """N, how many samples there are."""
         ...
@@ -87,8 +128,11 @@ class InputSource(Protocol):
         """A few samples as the networks take them, to try them out."""
         ...
 
-    def batches(self, order: Tensor, batch_size: int) -> Iterator[Batch]:
-        """The samples with the numbers int64 [M] in `order`, batch by batch; the last one may be smaller."""
+    def batches(self, order: Tensor, batch_size: int, epoch: int = 0) -> Iterator[Batch]:
+        """The samples with the numbers int64 [M] in `order`, batch by batch; the last one may be smaller.
+
+        `epoch` picks the random crops of a source that makes them.
+        """
         ...
 
     def network_input(self, stored: Tensor) -> Tensor:
@@ -98,6 +142,8 @@ class InputSource(Protocol):
 
 class ResidentInputs:
     """The `InputSource` in memory: on the run's device, stored as the inputs came (uint8 stays uint8)."""
+
+    bad_files: BadFiles | None = None
 
     def __init__(self, inputs: Tensor, scale: float, device: torch.device) -> None:
         kept = inputs if inputs.dtype in (torch.uint8, torch.int32, torch.int64) else inputs.float()
@@ -115,7 +161,7 @@ class ResidentInputs:
         """The stored rows [B, ...] of the sample numbers int64 [B]."""
         return self.stored.index_select(0, rows)  # indexing with [rows] takes five times as long on the CPU
 
-    def batches(self, order: Tensor, batch_size: int) -> Iterator[Batch]:
+    def batches(self, order: Tensor, batch_size: int, epoch: int = 0) -> Iterator[Batch]:
         for samples in order.split(batch_size):
             yield Batch(samples, self.gather(samples))
 
@@ -124,8 +170,10 @@ class ResidentInputs:
         return stored.float().mul_(self.scale) if stored.dtype == torch.uint8 else stored
 
 
-def check_inputs(name: str, inputs: Tensor) -> None:
-    """TypeError or ValueError, naming the argument, where the tensor cannot be the inputs of a run."""
+def check_inputs(name: str, inputs: Tensor | InputFiles) -> None:
+    """TypeError or ValueError, naming the argument, where these cannot be the inputs of a run."""
+    if isinstance(inputs, InputFiles):
+        return
     if not isinstance(inputs, Tensor):
         raise TypeError(f"{name} must be a tensor, got {type(inputs).__name__}")
     if not (inputs.is_floating_point() or inputs.dtype in (torch.uint8, torch.int32, torch.int64)):

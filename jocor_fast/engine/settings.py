@@ -10,7 +10,7 @@ import torch
 
 from jocor_fast import arguments
 from jocor_fast.methods import METHODS
-from jocor_fast.schedules import RECIPES, default_decay_start, trained_epochs
+from jocor_fast.schedules import LR_PLANS, RECIPES, default_decay_start, trained_epochs
 
 OPTIMIZERS = ("adam", "sgd")
 AUGMENTATIONS = ("none", "crop-flip")
@@ -33,9 +33,11 @@ class TrainSettings:
         decay_start: int ≥ 0, the last epoch at the full rate; None: `schedules.default_decay_start`.
         batch_size: int ≥ 1.
         lr: float > 0.
+        lr_plan: "linear" (full up to `decay_start`, then falling to 0) or "clothing1m" (`schedules.lr_step_factor`).
         optimizer: "adam" (β1 by the recipe, β2 0.999), or "sgd" (plain, without momentum).
         weight_decay: float ≥ 0, the L2 term of torch's optimisers.
-        augment: "none", or "crop-flip": images are padded by 4, cropped at random and mirrored at random.
+        augment: "none", or "crop-flip": images are cropped at random (those in memory after padding them by 4) and
+            mirrored at random.
         recipe: "paper" or "published", see `jocor_fast.schedules`.
         seed: int in [0, 2⁶³): initial weights (of networks that a function builds), batches, dropout, augmentation.
         device: "auto", "cpu", "cuda" or "cuda:N" (or the torch.device).
@@ -51,6 +53,7 @@ class TrainSettings:
     decay_start: int | None = None
     batch_size: int = 128
     lr: float = 1e-3
+    lr_plan: str = "linear"
     optimizer: str = "adam"
     weight_decay: float = 0.0
     augment: str = "none"
@@ -63,6 +66,7 @@ class TrainSettings:
     def __post_init__(self) -> None:
         self._choice("method", tuple(METHODS))
         self._choice("recipe", RECIPES)
+        self._choice("lr_plan", LR_PLANS)
         self._choice("optimizer", OPTIMIZERS)
         self._choice("augment", AUGMENTATIONS)
         self._choice("precision", PRECISIONS)

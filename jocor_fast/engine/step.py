@@ -54,7 +54,7 @@ class TrainingStep:
         Returns:
             What the method made of the batch; nothing of it keeps more than the logits alive.
         """
-        if self.settings.augment == "crop-flip":
+        if self.settings.augment == "crop-flip" and self.source.bad_files is None:
             stored = augment.crop_flip(stored, self.generator)
         # Held until the step is over: what runs on a second stream still reads them after autograd has let go of them.
         inputs = self.source.network_input(stored)

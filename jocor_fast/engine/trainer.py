@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -11,12 +11,12 @@ from torch import Tensor, nn
 
 from jocor_fast.engine import augment
 from jocor_fast.engine.captured_steps import CapturedSteps
-from jocor_fast.engine.epoch_log import EpochLog, EpochNumbers, read_at_once
+from jocor_fast.engine.epoch_log import EpochLog, EpochNumbers, read_at_once, shares
 from jocor_fast.engine.evaluate import Accuracy, EvaluationSet, count_correct
 from jocor_fast.engine.history import SampleHistory
 from jocor_fast.engine.networks import probe_classes, start_training
 from jocor_fast.engine.plan import DeviceRates, EpochPlan
-from jocor_fast.engine.samples import EvalData, InputSource, ResidentInputs, TrainData
+from jocor_fast.engine.samples import Batch, EvalData, InputSource, ResidentInputs, TrainData
 from jocor_fast.engine.settings import TrainSettings
 from jocor_fast.engine.step import TrainingStep
 
@@ -43,13 +43,12 @@ class Trainer:
         self.settings = settings
         self.device = device
         self.networks = tuple(networks)
-        resident = ResidentInputs(train.inputs, train.input_scale, device)
-        self.source: InputSource = resident
+        self.source: InputSource = train.open(device, settings.batch_size)
         self.labels = train.labels.to(device)
         self.clean = None if train.clean_labels is None else (train.labels == train.clean_labels).to(device)
-        self.test = None if test is None else EvaluationSet(test, device)
-        self.val = None if val is None else EvaluationSet(val, device)
-        self._check(train, test, val)
+        self.test = None if test is None else EvaluationSet(test, device, settings.batch_size)
+        self.val = None if val is None else EvaluationSet(val, device, settings.batch_size)
+        self.classes = self._check(train, test, val)
         start_training(self.networks)
         self.generator = torch.Generator(device).manual_seed(settings.seed)
         self.step = TrainingStep(settings, self.networks, self.source, device, self.generator)
@@ -59,12 +58,16 @@ class Trainer:
         # On a GPU the rates lie on the device however the steps are launched, so that all of them round alike.
         self.rates = DeviceRates(device) if device.type == "cuda" else None
         self.captured: CapturedSteps | None = None
-        if device.type == "cuda" and not settings.no_graph:
-            self.captured = CapturedSteps(self.step, resident, self.labels, self.history)
+        if device.type == "cuda" and not settings.no_graph and isinstance(self.source, ResidentInputs):
+            self.captured = CapturedSteps(self.step, self.source, self.labels, self.history)
 
-    def _check(self, train: TrainData, test: EvalData | None, val: EvalData | None) -> None:
-        """ValueError where the data do not go with the networks or the settings; found here, not after an epoch."""
-        if self.settings.augment == "crop-flip":
+    def _check(self, train: TrainData, test: EvalData | None, val: EvalData | None) -> int:
+        """ValueError where the data do not go with the networks or the settings; found here, not after an epoch.
+
+        Returns:
+            C, how many classes the networks tell apart.
+        """
+        if self.settings.augment == "crop-flip" and self.source.bad_files is None:
             augment.check_images(self.source.first())
         classes = probe_classes(self.networks, self.source.first(), "training inputs")
         for name, data in (("test inputs", self.test), ("validation inputs", self.val)):
@@ -81,6 +84,7 @@ class Trainer:
                     f"{name} must lie in 0 … {classes - 1}, as the networks have {classes} outputs, "
                     f"got {int(labels.min())} … {int(labels.max())}"
                 )
+        return classes
 
     @property
     def realised_noise_rate(self) -> float | None:
@@ -127,9 +131,9 @@ class Trainer:
         on_step: Callable[[int, int, int], None] | None,
     ) -> None:
         rates = plan.rates if self.rates is None else self.rates.load(plan)
-        batches = self.source.batches(log.order[log.step * plan.batch_size :], plan.batch_size)
+        batches = self.source.batches(log.order[log.step * plan.batch_size :], plan.batch_size, plan.epoch)
         while log.step < plan.steps and not stop():
-            samples, stored = next(batches)
+            samples, stored = self._next(batches, log)
             labels = self.labels.index_select(0, samples)
             outcome = self.step(stored, labels, rates)
             log.record(outcome)
@@ -137,6 +141,16 @@ class Trainer:
             if on_step is not None:
                 on_step(plan.epoch, log.step, plan.steps)
         self.history.record_noted()
+
+    def _next(self, batches: Iterator[Batch], log: EpochLog) -> Batch:
+        """The batch of the step to come; of files, the log learns how long it took and which samples came."""
+        if self.source.bad_files is None:
+            return next(batches)
+        asked = time.perf_counter()
+        batch = next(batches)
+        log.waited += time.perf_counter() - asked
+        log.replace(batch.samples)
+        return batch
 
     def _start_log(self, plan: EpochPlan) -> EpochLog:
         """Draw the order of an epoch, in whole batches: what is left over is left out, another part each time."""
@@ -160,9 +174,11 @@ class Trainer:
         started = time.perf_counter()
         with self.step.autocast():
             on_device = [count_correct(self.step.group, self.networks, data) for data in (self.test, self.val)]
-        totals, unsound, *correct = read_at_once([log.totals(self.clean), self._unsound(), *on_device])
+        parts = [log.totals(self.clean), log.class_counts(self.labels, self.classes), self._unsound(), *on_device]
+        totals, counts, unsound, *correct = read_at_once(parts)
         numbers = EpochNumbers(*totals)
-        test, val = Accuracy.of(correct[0], self.test), Accuracy.of(correct[1], self.val)
+        test, val = Accuracy.of(correct[0]), Accuracy.of(correct[1])
+        bad_files = self.source.bad_files
         line = {
             "epoch": plan.epoch,
             "lr": plan.lr,
@@ -175,11 +191,12 @@ class Trainer:
             "test_accuracy_ensemble": test.ensemble,
             "val_accuracy": val.mean,
             "nonfinite_rows": int(numbers.nonfinite),
-            "bad_files": None,  # data in memory come from no files, and no step waits for them
-            "wait_share": None,
+            "bad_files": None if bad_files is None else len(bad_files),
+            "wait_share": None if bad_files is None else log.waited / log.seconds,
             "seconds": log.seconds,
             "eval_seconds": time.perf_counter() - started,
             "samples_per_second": len(log.order) / log.seconds,
+            "selected_share_per_class": shares(counts),
         }
         reasons = ["a parameter or running statistic is not finite"] * bool(unsound[0])
         reasons += ["no step had a finite loss"] * numbers.without_loss
@@ -208,6 +225,7 @@ class Trainer:
             },
             "log": None if self.log is None else self.log.state_dict(),
             "history": self.history.state_dict(),
+            "bad_files": None if self.source.bad_files is None else dict(self.source.bad_files.reasons),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -225,6 +243,8 @@ class Trainer:
         if "history" in state:  # a checkpoint from before there was one: what follows is its history
             self.history.load_state_dict(state["history"])
         self.log = None if state["log"] is None else EpochLog.from_state_dict(state["log"], self.device)
+        if self.source.bad_files is not None:
+            self.source.bad_files.restore(state["bad_files"])
 
     def release(self) -> None:
         """Hand the networks back: ordinary modules, in evaluation mode, without gradients."""

@@ -1,0 +1,159 @@
+"""A user's own images: class folders (`folder:DIR`) and lists (`csv:FILE`)."""
+
+from __future__ import annotations
+
+import csv
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from jocor_fast.data.arrays import reading
+from jocor_fast.data.classes import number_classes
+from jocor_fast.data.dataset import DataError
+from jocor_fast.data.image_set import IMAGE_SUFFIXES, ImageDataset, ImageList
+
+FOLDER_PREFIX, CSV_PREFIX = "folder:", "csv:"
+PARTS = ("train", "val", "test")
+
+_Images = list[tuple[str, str]]  # (path, label)
+
+
+def load_folder(folder: Path, name: str) -> ImageDataset:
+    """Class folders: DIR/CLASS/…/image, or DIR/train/CLASS/…/image; DIR/test and DIR/val likewise, where they are.
+
+    Images are taken in the order of their paths, classes in that of their names; names that begin with a dot, and files
+    whose suffix is not that of an image, are passed over.
+
+    Raises:
+        DataError: there are no class folders, or no images in them, or a class that is only tested on.
+    """
+    with reading(folder, "a folder of images"):
+        parts = {part: _class_folders(folder, folder / part) for part in ("val", "test")}
+        parts["train"] = _class_folders(folder, folder / "train")
+        if not parts["train"]:
+            skipped = [part for part in ("val", "test") if parts[part]]
+            parts["train"] = _class_folders(folder, folder, skipped)
+    if not parts["train"]:
+        raise DataError(f"{folder} must hold a folder of images for each class, or train/ with such folders")
+    classes = {label for _, label in parts["train"]}
+    for part in ("val", "test"):
+        for path, label in parts[part]:
+            if label not in classes:
+                raise DataError(f"{folder / path}: the class {label!r} has no training images")
+    return _dataset(name, folder, str(folder), parts)
+
+
+def load_csv(path: Path, name: str) -> ImageDataset:
+    """A list with a header path,label[,clean][,split], its columns in any order; paths are relative to its folder.
+
+    `clean` is the true label, `split` one of train, val and test (rows for test and val count by their true label,
+    where there is one). Without that column test images are those of class folders in a folder test/ beside the list.
+
+    Raises:
+        DataError: the list is absent or a line of it wrong; the sentence names the line.
+    """
+    rows = list(_csv_rows(path))
+    parts: dict[str, _Images] = {part: [] for part in PARTS}
+    truth: list[str] = []
+    for row in rows:
+        part = row.get("split", "train")
+        parts[part].append((row["path"], row["label"] if part == "train" else row.get("clean", row["label"])))
+        if part == "train" and "clean" in row:
+            truth.append(row["clean"])
+    if rows and "split" not in rows[0]:
+        parts["test"] = _class_folders(path.parent, path.parent / "test")
+    if not parts["train"]:
+        raise DataError(f"{path} has no row to train on")
+    return _dataset(name, path.parent, str(path), parts, truth)
+
+
+def _dataset(
+    name: str, folder: Path, source: str, parts: dict[str, _Images], truth: Sequence[str] = ()
+) -> ImageDataset:
+    """Number the classes over all parts, and put them together."""
+    trained_on = {os.path.normpath(path) for path, _ in parts["train"]}
+    for path, _ in (*parts["val"], *parts["test"]):
+        if os.path.normpath(path) in trained_on:
+            raise DataError(f"{source}: {path} is trained on, and what is trained on cannot be measured on")
+    texts = [[label for _, label in parts[part]] for part in PARTS]
+    as_numbers = all(label.isdecimal() for labels in (*texts, truth) for label in labels)
+    values = [[int(label) for label in labels] if as_numbers else labels for labels in (*texts, list(truth))]
+    numbered, table = number_classes(*values)
+    num_classes = len(table) if table is not None else 1 + max(int(labels.max(initial=0)) for labels in numbered)
+    lists = {}
+    for part, labels in zip(PARTS, numbered, strict=False):
+        if parts[part]:
+            clean = numbered[-1] if part == "train" and truth else None
+            lists[part] = ImageList(folder, [path for path, _ in parts[part]], labels, clean)
+    return ImageDataset(
+        name=name,
+        train=lists["train"],
+        test=lists.get("test"),
+        val=lists.get("val"),
+        class_names=table or tuple(map(str, range(num_classes))),
+        label_table=table,
+        source=source,
+    )
+
+
+def _class_folders(base: Path, folder: Path, skipped: Sequence[str] = ()) -> _Images:
+    """The images below folder/CLASS for each class, their paths relative to `base`; none where there is no such."""
+    if not folder.is_dir():
+        return []
+    classes = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir() and entry.name not in skipped)
+    return [
+        (os.path.relpath(image, base), label)
+        for label in classes
+        if not label.startswith(".")
+        for image in _images_below(str(folder / label))
+    ]
+
+
+def _images_below(folder: str) -> Iterator[str]:
+    entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+    for entry in entries:
+        if entry.name.startswith("."):
+            continue
+        if entry.is_dir():
+            yield from _images_below(entry.path)
+        elif entry.name.lower().endswith(IMAGE_SUFFIXES):
+            yield entry.path
+
+
+def _csv_rows(path: Path) -> Iterator[dict[str, str]]:
+    """The rows as {column: cell}, checked."""
+    with (
+        reading(path, "a .csv file in UTF-8"),
+        open(path, newline="", encoding="utf-8-sig", errors="surrogateescape") as file,
+    ):
+        rows = csv.reader(file, strict=True)
+        try:
+            header = [name.strip() for name in next(rows, [])]
+            known = {"path", "label", "clean", "split"}
+            if not {"path", "label"} <= set(header) <= known or len(set(header)) < len(header):
+                raise DataError(
+                    f"{path}, line 1: the header must be path,label, then clean or split or both, "
+                    f"got {','.join(header)!r}"
+                )
+            seen: dict[str, int] = {}
+            for cells in rows:
+                if not cells:
+                    continue
+                line = rows.line_num
+                row = {name: cell.strip() for name, cell in zip(header, cells, strict=False)}
+                _check_row(f"{path}, line {line}", row, cells, header)
+                if seen.setdefault(row["path"], line) != line:
+                    raise DataError(f"{path}, line {line}: {row['path']} stands in line {seen[row['path']]} already")
+                yield row
+        except csv.Error as error:
+            raise DataError(f"{path}, line {rows.line_num}: {error}") from None
+
+
+def _check_row(where: str, row: dict[str, str], cells: Sequence[str], header: Sequence[str]) -> None:
+    if len(cells) != len(header):
+        raise DataError(f"{where}: there must be {len(header)} cells, got {len(cells)}")
+    empty = [name for name, cell in row.items() if not cell]
+    if empty:
+        raise DataError(f"{where}: the {empty[0]} is empty")
+    if row.get("split", "train") not in PARTS:
+        raise DataError(f"{where}: the split must be one of {', '.join(PARTS)}, got {row['split']!r}")

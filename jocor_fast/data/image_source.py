@@ -1,0 +1,229 @@
+"""Images in files as a run's source of inputs: read ahead by threads in the trainer's order, whatever decodes them.
+
+A file that cannot be decoded ends no run: its place in a batch goes to the next good image of that batch (training), or
+is left out (evaluation), so that the numbers of all others stay what they are. Which files are bad is told by
+`image_file` alone, and so does not depend on the loader.
+"""
+
+from __future__ import annotations
+
+import os
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from jocor_fast.data.bad_files import BadFiles
+from jocor_fast.data.dataset import DataError
+from jocor_fast.data.image_file import BadImage
+from jocor_fast.data.image_set import ImageList
+from jocor_fast.data.preprocessing import CENTRE, Draw, Preprocessing, draw
+from jocor_fast.engine.samples import Batch, InputSource
+
+BATCHES_AHEAD = 3  # that threads read while one is trained on
+TRIED_FOR_A_FIRST = 100  # where none of so many files can be read, the folder is wrong, not the files
+
+
+class Loaded(NamedTuple):
+    """Images of a batch that could be read, with their numbers; `items` are the decoder's."""
+
+    samples: list[int]
+    items: list[Any]
+
+
+Settle = Callable[[Sequence[int], Sequence[Any]], Loaded]  # sample numbers, items or BadImage
+
+
+class Decoder(Protocol):
+    """Turns files into the inputs of a network."""
+
+    def load(self, path: str, where: Draw) -> Any:
+        """What `decode` takes of a file; called in threads. BadImage where it cannot be decoded."""
+        ...
+
+    def decode(self, batches: Iterable[Loaded], settle: Settle) -> Generator[tuple[list[int], Tensor]]:
+        """Images [B, 3, crop, crop] on the device, channels last, batch by batch.
+
+        An image that turns out to be bad only here is taken out of its batch by `settle`, as in reading.
+        """
+        ...
+
+    def network_input(self, stored: Tensor) -> Tensor:
+        """Normalised float32, of what `decode` gave."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class ImageInputs:
+    """The `InputFiles` of one part of a data set.
+
+    Attributes:
+        images: the files.
+        preprocessing: what becomes of each image.
+        loader: "dali" or "torchvision".
+        bad_files: shared by all parts of a run.
+        seed: of the random crops.
+    """
+
+    images: ImageList
+    preprocessing: Preprocessing
+    loader: str
+    bad_files: BadFiles
+    seed: int = 0
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def subset(self, ids: np.ndarray) -> ImageInputs:
+        """The images with these numbers, in this order."""
+        return replace(self, images=self.images.subset(ids))
+
+    def open(self, device: torch.device, batch_size: int, *, training: bool) -> InputSource:
+        """The source on a device."""
+        decoder: Decoder
+        if self.loader == "dali":
+            from jocor_fast.data.dali_decoder import DaliDecoder  # an optional dependency
+
+            decoder = DaliDecoder(self.preprocessing, device, batch_size)
+        else:
+            from jocor_fast.data.pillow_decoder import PillowDecoder
+
+            decoder = PillowDecoder(self.preprocessing, device)
+        return ImageSource(self, decoder, device, training=training)
+
+
+class ImageSource:
+    """The `InputSource` of image files."""
+
+    def __init__(self, inputs: ImageInputs, decoder: Decoder, device: torch.device, *, training: bool) -> None:
+        self.images = inputs.images
+        self.preprocessing = inputs.preprocessing
+        self.bad_files = inputs.bad_files
+        self.seed = inputs.seed
+        self.decoder = decoder
+        self.device = device
+        self.training = training
+        self._threads = ThreadPoolExecutor(usable_cores(), thread_name_prefix="jocor-fast-read")
+        self._first: Tensor | None = None
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def first(self, count: int = 2) -> Tensor:
+        """The first images that can be read, as the networks take them."""
+        if self._first is None or len(self._first) < count:
+            self._first = self._read_first(max(count, 2))
+        return self._first[:count]
+
+    def _read_first(self, count: int) -> Tensor:
+        loaded = Loaded([], [])
+        tried = min(len(self), TRIED_FOR_A_FIRST + len(self.bad_files))
+        for sample in range(tried):
+            good = self._without_bad([sample], [self._load(sample, CENTRE)])
+            loaded.samples.extend(good.samples)
+            loaded.items.extend(good.items)
+            if len(loaded.samples) == count:
+                break
+        if not loaded.samples:
+            path = self.images.paths[0]
+            raise DataError(
+                f"none of the first {tried} images in {self.images.folder} can be read, the first of them is "
+                f"{path} ({self.bad_files.reasons[path]})"
+            )
+        with closing(self.decoder.decode([loaded], self._settle)) as decoded:
+            _, stored = next(decoded)
+        return self.decoder.network_input(stored)
+
+    def batches(self, order: Tensor, batch_size: int, epoch: int = 0) -> Iterator[Batch]:
+        groups = [group.tolist() for group in order.cpu().split(batch_size)]
+        draws = None
+        if self.training and self.preprocessing.augment:
+            draws = self.preprocessing.draws(len(self), seed=self.seed, epoch=epoch)
+
+        def read(sample: int) -> Any:
+            return self._load(sample, CENTRE if draws is None else draw(draws[sample]))
+
+        with (
+            closing(self._read_ahead(groups, read)) as loaded,
+            closing(self.decoder.decode(loaded, self._settle)) as decoded,
+        ):
+            for samples, stored in decoded:
+                yield Batch(torch.tensor(samples, device=self.device), stored)
+
+    def network_input(self, stored: Tensor) -> Tensor:
+        """Normalised float32."""
+        return self.decoder.network_input(stored)
+
+    def _read_ahead(self, groups: Sequence[list[int]], read: Callable[[int], Any]) -> Generator[Loaded]:
+        """Batches in their order, each read while those before it are used; leaving off leaves nothing behind."""
+        ahead: deque[tuple[list[int], list[Future[Any]]]] = deque()
+        waiting = iter(groups)
+        try:
+            while True:
+                while len(ahead) < BATCHES_AHEAD and (samples := next(waiting, None)) is not None:
+                    ahead.append((samples, [self._threads.submit(read, sample) for sample in samples]))
+                if not ahead:
+                    return
+                samples, futures = ahead.popleft()
+                loaded = self._settle(samples, [future.result() for future in futures])
+                if loaded.samples:
+                    yield loaded
+        finally:
+            for _, futures in ahead:
+                for future in futures:
+                    future.cancel()
+
+    def _load(self, sample: int, where: Draw) -> Any:
+        """What the decoder takes of an image, or why it is bad, as a BadImage."""
+        path = self.images.paths[sample]
+        if path in self.bad_files:
+            return BadImage(self.bad_files.reasons[path])
+        try:
+            return self.decoder.load(os.path.join(self.images.folder, path), where)
+        except BadImage as error:
+            return error
+
+    def _without_bad(self, samples: Sequence[int], items: Sequence[Any]) -> Loaded:
+        """The good images; the bad ones are reported, in their order."""
+        good = Loaded([], [])
+        for sample, item in zip(samples, items, strict=True):
+            if isinstance(item, BadImage):
+                self.bad_files.report(self.images.folder, self.images.paths[sample], str(item))
+            else:
+                good.samples.append(sample)
+                good.items.append(item)
+        return good
+
+    def _settle(self, samples: Sequence[int], items: Sequence[Any]) -> Loaded:
+        """Without the bad images; while training each place goes to the next good one of the batch, cyclically.
+
+        A batch without a good image is filled with the first one of the data set that can be read.
+        """
+        good = self._without_bad(samples, items)
+        if len(good.samples) == len(samples) or not self.training:
+            return good
+        if not good.samples:
+            sample, item = self._any_good()
+            return Loaded([sample] * len(samples), [item] * len(items))
+        places = [place for place, item in enumerate(items) if not isinstance(item, BadImage)]
+        chosen = [bisect_left(places, place) % len(places) for place in range(len(items))]
+        return Loaded([good.samples[i] for i in chosen], [good.items[i] for i in chosen])
+
+    def _any_good(self) -> tuple[int, Any]:
+        for sample in range(len(self)):
+            item = self._load(sample, CENTRE)
+            if not isinstance(item, BadImage):
+                return sample, item
+        raise DataError(f"no image in {self.images.folder} can be read")
+
+
+def usable_cores() -> int:
+    """How many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,0 +1,190 @@
+"""Data sets of image files as their lists describe them: Clothing1M, class folders, CSV lists, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from image_cases import CLASS_NAMES, encoded, picture, write_clothing1m
+from jocor_fast.data import DataError, ImageDataset, find_dataset, load_dataset
+from jocor_fast.data.clothing1m import LEAST_FOR_ESTIMATE
+
+
+def loaded(name: str, root: Path | None = None) -> ImageDataset:
+    dataset = load_dataset(name, root)
+    assert isinstance(dataset, ImageDataset)
+    return dataset
+
+
+def append(path: Path, text: str) -> None:
+    with open(path, "a", encoding="utf-8") as file:
+        file.write(text)
+
+
+def write_images(folder: Path, *names: str) -> None:
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(encoded(picture(0, (8, 8), np.random.default_rng(0))))
+
+
+@pytest.mark.parametrize("in_annotations", [True, False])
+@pytest.mark.parametrize("below", ["", "clothing1m"])
+def test_clothing1m_is_read_in_its_official_layout(tmp_path: Path, below: str, in_annotations: bool) -> None:
+    keys = write_clothing1m(tmp_path / below, in_annotations=in_annotations)
+    dataset = loaded("clothing1m", tmp_path)
+    assert dataset.train.folder == find_dataset("clothing1m", tmp_path) == tmp_path / below
+    assert dataset.train.paths == [key for number, key in enumerate(keys) if number != 3]  # its line has no label
+    assert (len(dataset.train), len(dataset.val or ()), len(dataset.test or ())) == (39, 12, 12)
+    assert dataset.val is not None
+    assert dataset.val.labels.tolist() == [0, 1, 2, 3] * 3
+    assert dataset.class_names == CLASS_NAMES
+    assert dataset.resize == (256, 256)
+    assert dataset.train.clean_labels is None
+    assert dataset.notes == (
+        f"1 of 40 keys in noisy_train_key_list.txt have no label and are left out, the first is {keys[3]}",
+    )
+
+
+def test_names_of_any_bytes_commas_and_blanks_find_their_labels(tmp_path: Path) -> None:
+    write_clothing1m(tmp_path, in_annotations=False)
+    strange = b"images/0/00/a b, c \xff.jpg"
+    with open(tmp_path / "noisy_train_key_list.txt", "ab") as file:
+        file.write(strange + b"\r\n")
+    with open(tmp_path / "noisy_label_kv.txt", "ab") as file:
+        file.write(strange + b" 2\r\n")
+    train = loaded("clothing1m", tmp_path).train
+    assert train.paths[-1].encode(errors="surrogateescape") == strange
+    assert train.labels[-1] == 2
+
+
+@pytest.mark.parametrize(
+    ("file", "line", "message"),
+    [
+        ("noisy_label_kv.txt", "images/x.jpg 4", "noisy_label_kv.txt, line 45: the label must lie in 0 … 3, got '4'"),
+        ("clean_label_kv.txt", "images/x.jpg -1", "clean_label_kv.txt, line 29: the label must lie in 0 … 3, got '-1'"),
+        ("noisy_label_kv.txt", "images/x.jpg one", "line 45: the label must lie in 0 … 3, got 'one'"),
+        ("noisy_train_key_list.txt", "{first}", "line 41: the key {first} stands in line 1 already"),
+        ("clean_test_key_list.txt", "{first}", "line 1: {first} is in clean_test_key_list.txt, line 13, too"),
+        ("clean_val_key_list.txt", "{first}", "line 1: {first} is in clean_val_key_list.txt, line 13, too"),
+    ],
+)
+def test_a_wrong_line_of_clothing1m_is_named(tmp_path: Path, file: str, line: str, message: str) -> None:
+    first = write_clothing1m(tmp_path, in_annotations=False)[0]
+    append(tmp_path / file, line.format(first=first) + "\n")
+    with pytest.raises(DataError) as caught:
+        load_dataset("clothing1m", tmp_path)
+    assert message.format(first=first) in str(caught.value)
+
+
+def test_a_key_with_two_labels_is_named(tmp_path: Path) -> None:
+    write_clothing1m(tmp_path, in_annotations=False)
+    append(tmp_path / "noisy_label_kv.txt", "images/x.jpg 1\nimages/x.jpg 2\n")
+    with pytest.raises(DataError, match=r"line 46: images/x.jpg is labelled 2 here and 1 before"):
+        load_dataset("clothing1m", tmp_path)
+
+
+def test_an_absent_clothing1m_is_one_sentence_with_its_files_and_source(tmp_path: Path) -> None:
+    with pytest.raises(DataError) as caught:
+        load_dataset("clothing1m", tmp_path)
+    for part in (str(tmp_path), "noisy_train_key_list.txt", "category_names_eng.txt", "images/", "Cysu/noisy_label"):
+        assert part in str(caught.value)
+    write_clothing1m(tmp_path)
+    (tmp_path / "annotations" / "clean_label_kv.txt").unlink()
+    with pytest.raises(DataError, match=r"annotations has no clean_label_kv.txt"):
+        load_dataset("clothing1m", tmp_path)
+
+
+def test_the_noise_rate_is_measured_on_enough_images_with_both_labels(tmp_path: Path) -> None:
+    write_clothing1m(tmp_path, in_annotations=False)
+    assert loaded("clothing1m", tmp_path).noise_estimate is None  # four of them say too little
+    keys = [f"images/0/00/both{number}.jpg" for number in range(LEAST_FOR_ESTIMATE)]
+    append(tmp_path / "clean_train_key_list.txt", "".join(f"{key}\n" for key in keys))
+    append(tmp_path / "clean_label_kv.txt", "".join(f"{key} 1\n" for key in keys))
+    append(tmp_path / "noisy_label_kv.txt", "".join(f"{key} {1 + (i % 4 == 0)}\n" for i, key in enumerate(keys)))
+    assert loaded("clothing1m", tmp_path).noise_estimate == pytest.approx(0.25, abs=0.005)
+
+
+def test_class_folders_are_numbered_by_name_and_their_images_ordered_by_path(tmp_path: Path) -> None:
+    write_images(tmp_path, "cat/b.jpg", "cat/a.PNG", "bee/deep/er/z.jpeg", "bee/.hidden.jpg", ".git/x.jpg")
+    (tmp_path / "cat" / "notes.txt").write_text("no image")
+    dataset = loaded(f"folder:{tmp_path}")
+    assert dataset.train.paths == ["bee/deep/er/z.jpeg", "cat/a.PNG", "cat/b.jpg"]
+    assert dataset.train.labels.tolist() == [0, 1, 1]
+    assert dataset.label_table == dataset.class_names == ("bee", "cat")
+    assert (dataset.test, dataset.val, dataset.resize) == (None, None, 256)
+
+
+@pytest.mark.parametrize("train", ["train/", ""])
+def test_a_folder_named_test_holds_the_test_images(tmp_path: Path, train: str) -> None:
+    write_images(tmp_path, f"{train}ant/1.jpg", f"{train}bee/2.jpg", "test/bee/3.jpg", "val/ant/4.jpg")
+    dataset = loaded(f"folder:{tmp_path}")
+    assert dataset.train.paths == [f"{train}ant/1.jpg", f"{train}bee/2.jpg"]
+    assert dataset.test is not None
+    assert (dataset.test.paths, dataset.test.labels.tolist()) == (["test/bee/3.jpg"], [1])
+    assert dataset.val is not None
+    assert (dataset.val.paths, dataset.val.labels.tolist()) == (["val/ant/4.jpg"], [0])
+    write_images(tmp_path, "test/cow/5.jpg")
+    with pytest.raises(DataError, match=r"test/cow/5.jpg: the class 'cow' has no training images"):
+        load_dataset(f"folder:{tmp_path}")
+
+
+def test_a_class_may_be_called_test(tmp_path: Path) -> None:
+    write_images(tmp_path, "test/1.jpg", "other/2.jpg")
+    dataset = loaded(f"folder:{tmp_path}")
+    assert (dataset.class_names, dataset.test) == (("other", "test"), None)
+
+
+def test_a_folder_without_classes_is_refused(tmp_path: Path) -> None:
+    write_images(tmp_path, "1.jpg")
+    with pytest.raises(DataError, match="must hold a folder of images for each class"):
+        load_dataset(f"folder:{tmp_path}")
+    with pytest.raises(DataError, match="must hold a folder of images for each class"):
+        load_dataset(f"folder:{tmp_path / 'absent'}")
+
+
+def test_a_list_has_labels_truth_and_split_in_any_order_of_columns(tmp_path: Path) -> None:
+    list_file = tmp_path / "images.csv"
+    list_file.write_text(
+        'split,label,path,clean\ntrain,dog,"a,b.jpg",cat\nval,cat,c.jpg,dog\ntest,dog,d.jpg,dog\ntrain,cat,e.jpg,cat\n'
+    )
+    dataset = loaded(f"csv:{list_file}")
+    assert dataset.train.folder == tmp_path
+    assert (dataset.train.paths, dataset.train.labels.tolist()) == (["a,b.jpg", "e.jpg"], [1, 0])
+    assert dataset.train.clean_labels is not None
+    assert dataset.train.clean_labels.tolist() == [0, 0]
+    assert dataset.val is not None
+    assert dataset.val.labels.tolist() == [1]  # held-out images count by the truth
+    assert dataset.label_table == ("cat", "dog")
+
+
+def test_a_list_without_split_takes_test_images_from_a_folder_beside_it(tmp_path: Path) -> None:
+    write_images(tmp_path, "test/1/t.jpg")
+    (tmp_path / "list.csv").write_text("path,label\na.jpg,0\nb.jpg,1\n")
+    dataset = loaded(f"csv:{tmp_path / 'list.csv'}")
+    assert (dataset.num_classes, dataset.label_table) == (2, None)  # the numbers 0 and 1 are the classes
+    assert dataset.test is not None
+    assert (dataset.test.paths, dataset.test.labels.tolist()) == (["test/1/t.jpg"], [1])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "line 1: the header must be path,label"),
+        ("a.jpg,0\n", "line 1: the header must be path,label"),
+        ("path,label,color\n", "line 1: the header must be path,label"),
+        ("path,label\na.jpg,0\n\nb.jpg\n", "line 4: there must be 2 cells, got 1"),
+        ("path,label\na.jpg,\n", "line 2: the label is empty"),
+        ("path,label,split\na.jpg,0,dev\n", "line 2: the split must be one of train, val, test, got 'dev'"),
+        ("path,label\na.jpg,0\na.jpg,1\n", "line 3: a.jpg stands in line 2 already"),
+        ("path,label,split\n./a.jpg,0,train\na.jpg,0,test\n", "a.jpg is trained on"),
+        ("path,label,split\na.jpg,0,test\n", "no row to train on"),
+        ("path,label\n", "no row to train on"),
+    ],
+)
+def test_a_wrong_line_of_a_list_is_named(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "list.csv").write_text(text)
+    with pytest.raises(DataError) as caught:
+        load_dataset(f"csv:{tmp_path / 'list.csv'}")
+    assert message in str(caught.value)
