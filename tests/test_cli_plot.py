@@ -59,11 +59,13 @@ def test_each_data_and_noise_has_a_column_and_names_of_its_own() -> None:
     write_run("c", {**HALF, "noise": "clean", "noise_rate": 0.0, "lr": 0.001})
     write_run("d", {**HALF, "noise": "clean", "noise_rate": 0.0, "lr": 0.01})
     write_run("e", {"method": "jocor", "seed": 0})
-    assert lines_of("a", "b", "c", "d", "e") == {
+    write_run("f", {**HALF, "dataset": "clothing1m", "noise": None, "noise_rate": None})
+    assert lines_of("a", "b", "c", "d", "e", "f") == {
         "digits, Symmetry-50%": {"JoCoR": 1},
         "digits, Symmetry-20%": {"JoCoR": 1},
         "digits, no noise added": {"lr 0.001": 1, "lr 0.01": 1},
         "own data": {"JoCoR": 1},
+        "clothing1m": {"JoCoR": 1},
     }
 
 

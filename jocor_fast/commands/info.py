@@ -30,6 +30,7 @@ OPTIONAL = ("tensorboard", "lightning", "cleanlab")
 # What reads images from files: module, distributions that bring it.
 LOADERS = {
     "nvidia.dali": ("nvidia-dali-cuda130", "nvidia-dali-cuda120"),
+    "PIL": ("pillow",),
     "torchvision": ("torchvision",),
 }
 

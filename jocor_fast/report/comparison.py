@@ -36,7 +36,9 @@ class ComparedRun:
         source = self.settings.get("labels") or self.settings.get("noise_matrix")
         if source is not None:
             return f"{dataset}, {source}"
-        return f"{dataset}, {Noise(self.settings['noise'], rate).title}" if rate else f"{dataset}, no noise added"
+        if rate:
+            return f"{dataset}, {Noise(self.settings['noise'], rate).title}"
+        return f"{dataset}, no noise added" if self.settings.get("noise") == "clean" else str(dataset)
 
 
 def find_runs(folder: Path) -> list[ComparedRun]:
