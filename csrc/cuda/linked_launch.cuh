@@ -25,8 +25,11 @@ __device__ __forceinline__ void wait_for_previous_kernel() {
 #endif
 }
 
-// Whether a kernel's code, as loaded on the current device, holds the wait above. The device's capability alone does
-// not tell: a build for 8.0 runs on later devices too, and linking it there would be a race.
+// Whether a kernel's code, as loaded on the current device, holds the wait above. The device's capability does not
+// tell: code for 8.0, compiled from its PTX, runs on later devices too, has no wait, and linked there would be a race.
+// `ptxVersion` does: despite its name it is the architecture that the loaded code was written for, a tenth of
+// the __CUDA_ARCH__ it was compiled with (80, 90, 100); CUB chooses its tunings by it. Kernels with the same parameters
+// share one answer: they lie in one file, and a build compiles all files for the same architectures.
 template <class... Parameters>
 bool can_be_linked(void (*kernel)(Parameters...)) {
   constexpr int kDevices = 64;

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from host_build import CSRC, CUDA_FILES, HERE, compile_all, compiler, link
+from host_build import CSRC, CUDA_FILES, HERE, OPTIMISED, compile_all, compiler, link, precompile
 from host_kernels import HostKernels
 
 HOST_FILES = ("fibres", "kernels")
@@ -17,7 +17,8 @@ def host_objects(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     if compiler() is None:
         pytest.skip("needs a C++ compiler")
     sources = [CSRC / "cuda" / f"{name}.cu" for name in CUDA_FILES] + [HERE / f"{name}.cpp" for name in HOST_FILES]
-    objects = compile_all(sources, tmp_path_factory.mktemp("cuda_on_host"))
+    folder = tmp_path_factory.mktemp("cuda_on_host")
+    objects = compile_all(sources, folder, precompiled=precompile(folder, OPTIMISED))
     return dict(zip(CUDA_FILES + HOST_FILES, objects, strict=True))
 
 

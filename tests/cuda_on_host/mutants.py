@@ -1,15 +1,20 @@
 """Planted faults: one change each to a copy of csrc/, and the test that must notice it.
 
-`python mutants.py LIBRARY NAME` runs that test against a library with the fault and exits with 1 if it fails, which is
-what is wanted. A process of its own, for a fault may crash it or never end.
+`python mutants.py` reads lines `LIBRARY TAB NAME` and answers each with a line: the JSON text of what became of that
+test against a library with the fault, empty where it passed. Each runs in a process of its own, forked from this one
+with everything imported, for a fault may crash it or never end.
 """
 
 from __future__ import annotations
 
+import json
+import multiprocessing
 import shutil
 import sys
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import test_row_kernels as rows
@@ -18,6 +23,7 @@ from host_build import CSRC
 from host_kernels import HostKernels
 
 Test = Callable[[HostKernels], None]
+SECONDS = 30  # in which a test must end
 
 
 @dataclass(frozen=True)
@@ -160,14 +166,40 @@ def plant(mutant: Mutant, folder: Path) -> Path:
     return csrc
 
 
+def run_test(library: str, name: str, answer: Connection) -> None:
+    """Sends what went wrong, or an empty text."""
+    try:
+        kernels = HostKernels(Path(library))
+        for descending in (False, True):
+            kernels.set_order(descending)
+            MUTANTS[name].test(kernels)
+            kernels.set_limits()
+            kernels.take_launches()
+    except BaseException:
+        answer.send(traceback.format_exc())
+    else:
+        answer.send("")
+
+
+def outcome(library: str, name: str) -> str:
+    fork = multiprocessing.get_context("fork")
+    reader, writer = fork.Pipe(duplex=False)
+    process = fork.Process(target=run_test, args=(library, name, writer))
+    process.start()
+    writer.close()
+    try:
+        return reader.recv() if reader.poll(SECONDS) else "it never ended"
+    except EOFError:
+        process.join()
+        return f"exit status {process.exitcode}"
+    finally:
+        process.kill()
+        process.join()
+
+
 def main() -> None:
-    library, name = sys.argv[1:]
-    kernels = HostKernels(Path(library))
-    for descending in (False, True):
-        kernels.set_order(descending)
-        MUTANTS[name].test(kernels)
-        kernels.set_limits()
-        kernels.take_launches()
+    for line in sys.stdin:
+        print(json.dumps(outcome(*line.rstrip("\n").split("\t"))), flush=True)
 
 
 if __name__ == "__main__":

@@ -6,9 +6,7 @@
 #include <unistd.h>
 
 #include <atomic>
-#include <condition_variable>
 #include <deque>
-#include <mutex>
 #include <thread>
 #include <vector>
 
@@ -34,10 +32,8 @@ struct Block {
 
   const unsigned threads;
   std::deque<Warp> warps;
-  std::mutex mutex;
-  std::condition_variable barrier_falls;
-  unsigned at_barrier = 0, barriers = 0;
-  int predicates = 0, result = 0;
+  std::atomic<unsigned> at_barrier{0}, barriers{0};
+  std::atomic<int> predicates{0}, result{0};
   std::atomic<unsigned> not_waited{0};
 };
 
@@ -69,18 +65,19 @@ const uint64_t* meet_warp(Meeting, unsigned, uint64_t bits) {
 }
 
 int meet_block(bool predicate) {
-  std::unique_lock lock(block->mutex);
-  block->predicates += predicate;
-  const unsigned barrier = block->barriers;
-  if (++block->at_barrier == block->threads) {
-    block->result = block->predicates;
-    block->at_barrier = block->predicates = 0;
-    ++block->barriers;
-    block->barrier_falls.notify_all();
-  } else {
-    block->barrier_falls.wait(lock, [&] { return block->barriers != barrier; });
+  constexpr auto relaxed = std::memory_order_relaxed;
+  Block& b = *block;
+  const unsigned barrier = b.barriers.load(relaxed);
+  b.predicates.fetch_add(predicate, relaxed);
+  if (b.at_barrier.fetch_add(1, std::memory_order_acq_rel) + 1 == b.threads) {
+    b.result.store(b.predicates.load(relaxed), relaxed);
+    b.predicates.store(0, relaxed);
+    b.at_barrier.store(0, relaxed);
+    b.barriers.store(barrier + 1, std::memory_order_release);
+    futex(b.barriers, FUTEX_WAKE_PRIVATE, b.threads);
   }
-  return block->result;
+  while (b.barriers.load(std::memory_order_acquire) == barrier) futex(b.barriers, FUTEX_WAIT_PRIVATE, barrier);
+  return b.result.load(relaxed);
 }
 
 void wait_for_previous_kernel() { waited_for_previous = true; }

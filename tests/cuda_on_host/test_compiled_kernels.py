@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 from host_build import CSRC, run
-from mutants import Mutant, plant
 
 TYPES = ("float32", "bfloat16")
 MANGLED = {"float32": "f", "bfloat16": "13__nv_bfloat16"}
@@ -85,10 +84,12 @@ def test_no_float32_or_bfloat16_kernel_spills(compiled: list[Kernel]) -> None:
     assert [kernel for kernel in compiled if kernel.spilled_bytes > 0] == []
 
 
-def test_a_row_in_too_few_registers_is_reported(tmp_path: Path) -> None:
+def test_a_row_in_too_few_registers_is_reported(ptx_files: dict[tuple[str, str], Path], tmp_path: Path) -> None:
     """1024 threads in a block leave 64 registers for 64 logits and as many exponentials."""
-    mutant = Mutant("cuda/row_mapping.h", "{1024, 32, 32, 128}", "{1024, 32, 32, 1024}", lambda kernels: None)
-    source = plant(mutant, tmp_path) / "cuda" / "rows_float32.cu"
+    head, *kernels = re.split(r"(?=\.visible \.entry )", ptx_files["rows_float32", "90"].read_text())
+    (kernel,) = (text for text in kernels if "row_losses_in_registersIfLi2ELi4EE" in text.partition("(")[0])
+    source = tmp_path / "spills.ptx"
+    source.write_text(head + kernel.replace(".maxntid 128", ".maxntid 1024"))
     report = nvcc("-cubin", "-arch=sm_90", "-Xptxas=-v", str(source), "-o", str(tmp_path / "spills.cubin"))
     assert any(kernel.spilled_bytes > 0 for kernel in kernels_in(report, "90"))
 
@@ -124,3 +125,25 @@ def test_long_rows_move_16_bytes_at_a_time(ptx: tuple[str, dict[str, str]]) -> N
         assert len(re.findall(LOAD_16_BYTES, kernel_named(kernels, f"{step}{arguments}"))) >= 2 + 2  # two loops
     gradient = kernel_named(kernels, f"row_gradients_by_block{arguments}")
     assert len(re.findall(STORE_16_BYTES, gradient)) >= 2 + 2  # gradients and zeros
+
+
+@pytest.mark.parametrize("file", ["selection", "rows_float32", "rows_bfloat16"])
+@pytest.mark.parametrize("capability", ["80", "90"])
+def test_the_number_of_rows_to_keep_is_free_of_fused_rounding(
+    ptx_files: dict[tuple[str, str], Path], file: str, capability: str
+) -> None:
+    """In these files float64 serves the rate and the mean alone. ptxas fuses no product that names its rounding."""
+    text = ptx_files[file, capability].read_text()
+    assert "mul.rn.f64" in text
+    assert re.findall(r"\bmul\.f64|\bfma\S*\.f64", text) == []
+
+
+def test_a_kernel_waits_for_the_one_before_it_where_its_code_is_for_9_0_and_nowhere_else(
+    ptx_files: dict[tuple[str, str], Path],
+) -> None:
+    """So the code's own architecture decides whether it may be linked: linked_launch.cuh, can_be_linked."""
+    assert (
+        ptx_files["selection", "90"].read_text().count("griddepcontrol.wait") == 4  # two kernels, two types
+    )  # by counting, by radix; two types
+    assert "griddepcontrol" not in ptx_files["selection", "80"].read_text()
+    assert "griddepcontrol.launch_dependents" in ptx_files["rows_float32", "90"].read_text()
