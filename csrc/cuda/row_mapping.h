@@ -18,7 +18,8 @@ struct RowMapping {
 //   32 x 8:  CIFAR-100 and the like: 16 logits a lane, so that many warps fit on a multiprocessor.
 //   32 x 32: 64 logits a lane, and as many exponentials, are what float32 can hold without spilling.
 // Longer rows go to a whole block that loops over them and reads them twice, the second time mostly from the cache.
-// The limits follow from the register file; which of two neighbours is faster near its limit is not measured yet.
+// The limits follow from the register file; which of two neighbours is faster near its limit is not measured yet:
+// `python benchmarks/tune_mapping.py` measures it on the GPU at hand, and prints this table and the limits below.
 constexpr RowMapping kRowMappings[] = {
     {32, 4, 8, 128},
     {256, 32, 8, 128},
