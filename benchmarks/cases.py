@@ -32,6 +32,7 @@ class Shape:
 
     @property
     def kept(self) -> int:
+        """About so many; `inputs.number_to_keep`."""
         return self.rows // 2
 
 

@@ -15,7 +15,7 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 import plot  # noqa: E402
 from cases import ARGSORT, EAGER, KERNELS_ALONE, OURS, PUBLISHED, TOPK, Case, Shape, cases_of  # noqa: E402
 from contenders import Result, assert_agrees, contenders_of, expected_result  # noqa: E402
-from inputs import make_inputs  # noqa: E402
+from inputs import make_inputs, number_to_keep  # noqa: E402
 from interleave import measure  # noqa: E402
 from step_rungs import BFLOAT16, IN_MEMORY, LAUNCHED, OUR_LOSS, PUBLISHED_STEP, RUNGS, Task, rungs_of, tasks_of  # noqa: E402
 from steps import Figures, covered  # noqa: E402
@@ -49,6 +49,14 @@ def test_every_case_has_ours_among_its_contenders_and_the_gpu_has_all_seven_shap
     shapes = {str(case.shape) for case in cases_of("cuda") if case.work == "forward + backward"}
     assert shapes == {"128x10", "64x14", "256x100", "4096x10", "1024x1000", "4096x1000", "65536x1000"}
     assert len(set(map(str, cases_of("cuda")))) == len(cases_of("cuda"))
+
+
+def test_the_rows_kept_are_about_half_and_end_at_a_gap() -> None:
+    for rows in (10, 128):
+        assert number_to_keep(torch.rand(rows)) == rows // 2
+    losses = torch.arange(4096.0)
+    losses[2050:] += 0.5
+    assert number_to_keep(losses[torch.randperm(4096)]) == 2050
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -43,7 +43,7 @@ PARTS = {
             "sanitizer", 60, "sanitizer", "memcheck, racecheck, initcheck, synccheck over a small case for each kernel"
         ),
         _part("bench-short", 90, "bench", "three shapes, and what the bars ask for", "short"),
-        _part("train", 60, "train", "MNIST, 200 epochs; CIFAR-10, 20 seconds", "short"),
+        _part("train", 60, "train", "MNIST, 200 epochs; CIFAR-10, 20 seconds; both without graphs", "short"),
         _part("bench-full", 480, "bench", "every shape, type, contender, piece of work and cache", "full"),
         _part("train-cifar", 420, "train", "CIFAR-10, 200 epochs", "cifar"),
     )

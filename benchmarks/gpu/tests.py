@@ -12,16 +12,16 @@ from gpu import records
 
 ROOT = Path(__file__).resolve().parents[2]
 MESSAGE_CHARACTERS = 3000
-# By what a test's name holds: what exists on a GPU alone, then the compiled functions, then what compiles for minutes
-# and the reference, which runs on torch's own kernels.
-ORDER = ("test_cuda", "compiled-cuda", "", "test_compile", "reference-cuda")
+# What exists on a GPU alone, then the compiled functions, then what compiles for minutes, and the reference, which runs
+# on torch's own kernels.
+ORDER = ("GPU alone", "compiled-cuda", "", "test_compile", "reference-cuda")
 
 
 def place(node: str) -> int:
     """Where in the order a test stands."""
     file = node.partition("::")[0]
-    if "test_cuda" in file:
-        return ORDER.index("test_cuda")
+    if file.rpartition("/")[2].startswith(("test_cuda", "test_gpu")):
+        return ORDER.index("GPU alone")
     if "test_compile" in file:
         return ORDER.index("test_compile")
     return next((ORDER.index(name) for name in ("compiled-cuda", "reference-cuda") if name in node), ORDER.index(""))
