@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 from rich.console import Console
 
 from . import __version__
-from .commands import info, plot, reproduce, search_lambda, train
+from .commands import audit, info, plot, reproduce, search_lambda, train
 from .config import ConfigError, closest_option
 from .data import DataError
 from .engine.errors import RunError
@@ -31,6 +31,7 @@ COMMANDS: dict[str, ModuleType] = {
     "train": train,
     "reproduce": reproduce,
     "search-lambda": search_lambda,
+    "audit": audit,
     "plot": plot,
     "info": info,
 }

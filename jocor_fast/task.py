@@ -38,6 +38,8 @@ class Task:
         nominal_noise_rate: the rate that was asked for; None where the labels or the matrix come from a file.
         expected_noise_rate: what the transition matrix makes of the clean labels; None without a matrix.
         realised_noise_rate: share of wrong labels among those trained on; None where the truth is unknown.
+        given_labels: int64 [N], the labels of the whole training set, in its order: noisy, as drawn or read.
+        train_ids: which of those N samples are trained on; the others are held out.
     """
 
     dataset: Dataset | ImageDataset
@@ -48,6 +50,8 @@ class Task:
     nominal_noise_rate: float | None
     expected_noise_rate: float | None
     realised_noise_rate: float | None
+    given_labels: np.ndarray
+    train_ids: np.ndarray
 
 
 @dataclass(frozen=True)
@@ -119,6 +123,8 @@ def _built_task(config: Config, announce: Callable[[str], None] | None) -> Task:
         nominal_noise_rate=config["noise_rate"],
         expected_noise_rate=labels.expected_rate,
         realised_noise_rate=realised,
+        given_labels=labels.noisy,
+        train_ids=kept,
     )
 
 

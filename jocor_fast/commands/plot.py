@@ -5,22 +5,17 @@ from __future__ import annotations
 import argparse
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 from rich.console import Console
 from rich.text import Text
 
-from ..config import ConfigError, resolve
+from ..config import ConfigError
 from ..data import DataError
 from ..engine.errors import RunError
-from ..options import OPTIONS
 from ..report.comparison import ComparedRun, find_runs, grouped
 from ..report.results import read_json
-from ..task import build_task
-
-if TYPE_CHECKING:
-    from ..task import Task
+from ..stored_run import task_of_run
 
 SUMMARY = "runs side by side in one figure, and their noise matrix"
 USAGE = "RUN [RUN ...] [OPTIONS]"
@@ -85,7 +80,7 @@ def _noise_matrices(
     tables: dict[str, Sequence[str] | None] = {}
     for title, first in {run.data_title: run for run in reversed(runs)}.items():
         try:
-            task = _task(first.settings, data_root)
+            task = task_of_run(first.settings, data_root)
         except (ConfigError, DataError) as error:
             console.print(Text(f"no noise matrix of {title}: {error}"), soft_wrap=True)
             continue
@@ -100,17 +95,6 @@ def _noise_matrices(
         matrices[title] = realised_matrix(clean, noisy, task.dataset.num_classes)
     matrices.update(_estimates(runs, matrices))
     return dict(sorted(matrices.items())), next(iter(tables.values())) if len(tables) == 1 else None
-
-
-def _task(settings: Mapping[str, object], data_root: str | None) -> Task | None:
-    """What a run was trained on, made again from its settings; None for a run of `jf.train` on somebody's arrays."""
-    if "dataset" not in settings:
-        return None
-    known = {name: value for name, value in settings.items() if name in OPTIONS and OPTIONS[name].kind != "switch"}
-    flags = {name: str(value) for name, value in known.items() if value is not None}
-    if data_root is not None:
-        flags["data_root"] = data_root
-    return build_task(resolve(flags))
 
 
 def _estimates(runs: Sequence[ComparedRun], titles: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

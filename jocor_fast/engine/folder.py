@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from jocor_fast.engine.errors import RunError
+from jocor_fast.engine.history import SampleStatistics
 
 CONFIG, METRICS, SUMMARY, CURVES = "config.json", "metrics.jsonl", "summary.json", "curves.png"
 CHECKPOINT, PREVIOUS_CHECKPOINT, BEST = "checkpoint.pt", "checkpoint-previous.pt", "best.pt"
@@ -149,6 +150,32 @@ class RunFolder:
             raise RunError(
                 f"output: {self.path / name} cannot be written ({error.strerror or error}), what was there is kept"
             ) from error
+
+
+def read_history(path: Path) -> SampleStatistics:
+    """What the run in a folder has seen of each sample, by its latest whole checkpoint; nothing is written.
+
+    Raises:
+        RunError: there is none, or it is from before there was a history.
+    """
+    state = read_whole_checkpoint(path)["training"].get("history")
+    if state is None:
+        raise RunError(f"RUN: the checkpoint in {path} is from before runs kept a history; train again to have one")
+    return SampleStatistics.of(state)
+
+
+def read_whole_checkpoint(path: Path) -> dict[str, Any]:
+    """The latest whole checkpoint of the run in a folder, on the CPU; nothing is written.
+
+    Raises:
+        RunError: there is none.
+    """
+    for name in (CHECKPOINT, PREVIOUS_CHECKPOINT):
+        with contextlib.suppress(
+            Exception
+        ):  # a broken file makes zipfile, pickle and torch raise errors of every class
+            return _deserialized((path / name).read_bytes())
+    raise RunError(f"RUN: {path} holds no whole {CHECKPOINT}, which `jocor-fast train` writes after every epoch")
 
 
 def _flush_names(folder: Path) -> None:

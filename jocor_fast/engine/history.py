@@ -45,7 +45,7 @@ class SampleStatistics:
     @staticmethod
     def of(state: Mapping[str, Tensor]) -> SampleStatistics:
         """From `SampleHistory.state_dict`."""
-        table = state["table"].double().t().numpy()
+        table = state["table"].double().cpu().t().numpy()
         seen, selected, weight = table[:_FIRST_MEAN]
         num_networks = (len(table) - _FIRST_MEAN - 1) // 2
         means = np.where(
@@ -53,7 +53,7 @@ class SampleStatistics:
         )
         prediction = np.where(seen > 0, table[-num_networks:], -1.0)
         return SampleStatistics(
-            labels=state["labels"].long().numpy(),
+            labels=state["labels"].long().cpu().numpy(),
             seen=seen.astype(np.int64),
             selected=selected.astype(np.int64),
             loss=means[0],
@@ -120,6 +120,10 @@ class SampleHistory:
     def state_dict(self) -> dict[str, Any]:
         """The table, not copied, and the labels that its probabilities are of."""
         return {"table": self.table, "labels": self.labels.int()}
+
+    def statistics(self) -> SampleStatistics:
+        """What there is, on the host."""
+        return SampleStatistics.of(self.state_dict())
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Copy what `state_dict` returned, of a run on the same labels."""

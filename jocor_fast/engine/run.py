@@ -14,6 +14,7 @@ from jocor_fast import arguments
 from jocor_fast.engine.environment import describe_environment, resolve_device, seeded_generators
 from jocor_fast.engine.errors import RunError
 from jocor_fast.engine.folder import CONFIG, SUMMARY, RunFolder, plain
+from jocor_fast.engine.history import SampleStatistics
 from jocor_fast.engine.interrupt import EXIT_CODE, TerminationRequest
 from jocor_fast.engine.networks import NetworkSource, build_networks
 from jocor_fast.engine.plan import plan_epoch
@@ -51,11 +52,13 @@ class Run:
         metrics: the lines of metrics.jsonl.
         summary: the content of summary.json; its "status" is "finished", "diverged", or "interrupted" after
             `stop_after`.
+        history: what the steps saw of each training sample; `jocor_fast.audit` finds the wrong labels by it.
     """
 
     networks: tuple[nn.Module, ...]
     metrics: list[Metrics]
     summary: dict[str, Any]
+    history: SampleStatistics
 
 
 def fit(
@@ -170,7 +173,7 @@ class _Session:
             elif len(self.history) == self.epochs:
                 summary = self.folder.read_summary()
                 if summary is not None and summary.get("status") == "finished":
-                    return Run(self.trainer.networks, self.history, summary)
+                    return Run(self.trainer.networks, self.history, summary, self.trainer.history.statistics())
             self.folder.write_metrics(self.history)  # without the lines after the checkpoint's epoch
         try:
             return self._train()
@@ -260,7 +263,7 @@ class _Session:
         summary = self._write_summary(status, fault)
         if self.folder is not None:
             self.folder.write_curves(self.history)
-        return Run(self.trainer.networks, self.history, summary)
+        return Run(self.trainer.networks, self.history, summary, self.trainer.history.statistics())
 
     def _write_summary(self, status: str, fault: dict[str, Any] | None = None) -> dict[str, Any]:
         summary: dict[str, Any] = {

@@ -1,0 +1,224 @@
+"""`jocor-fast audit RUN`: the labels that are probably wrong, as a list, a picture, a page, and corrected."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.text import Text
+
+from ..config import ConfigError
+from ..data import Dataset
+from ..engine.errors import RunError
+from ..engine.folder import read_history
+from ..report.tables import csv_text, percent, write_text
+from ..stored_run import read_config, task_of_run
+from ..task import Task
+from ..wrong_labels import Audit, audit_history
+
+SUMMARY = "find the labels that are probably wrong, by what a run has seen of them"
+USAGE = "RUN [OPTIONS]"
+HOW_TO_GO_ON = "run it again"
+DESCRIPTION = """\
+Rank the training labels of a run by how probably they are wrong, estimate how
+many are and what the classes are taken for, and suggest the right ones. Written
+are suspicious.csv (all samples, the most suspicious first), audit.json,
+noise-matrix.png and audit.html, a page that needs no server: pictures class by
+class, to be looked through and exported as corrected labels."""
+
+LIST, REPORT, MATRIX, PAGE, CORRECTED = (
+    "suspicious.csv",
+    "audit.json",
+    "noise-matrix.png",
+    "audit.html",
+    "corrected.csv",
+)
+MOST_IMAGES = 1000
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare what `audit` takes."""
+    parser.add_argument("runs", metavar="RUN", nargs="*", help="folder of a run")
+    parser.add_argument(
+        "--apply",
+        action="store_true",
+        help=f"write {CORRECTED} too, with every label that is probably wrong replaced: a file for train --labels",
+    )
+    parser.add_argument(
+        "--images", metavar="N", default=str(MOST_IMAGES), help=f"samples on the page (default: {MOST_IMAGES})"
+    )
+    parser.add_argument("--output", metavar="DIR", help="folder for the files (default: RUN/audit)")
+    parser.add_argument(
+        "--data-root",
+        metavar="DIR",
+        help="folder of the data sets (default: $JOCOR_FAST_DATA, else ~/.cache/jocor_fast)",
+    )
+
+
+def run(arguments: argparse.Namespace, console: Console) -> int:
+    """Write the files and say what was found; 0, or a ConfigError, DataError or RunError."""
+    if len(arguments.runs) != 1:
+        raise ConfigError(f"audit takes the folder of one run, got {len(arguments.runs) or 'none'}")
+    most = _whole("--images", arguments.images)
+    folder = Path(arguments.runs[0])
+    output = folder / "audit" if arguments.output is None else Path(arguments.output)
+    audited = AuditedRun.of(folder, arguments.data_root, console)
+    output.mkdir(parents=True, exist_ok=True)
+    written = {
+        "list": (LIST, audited.list_text),
+        "report": (REPORT, audited.report_text),
+        "page": (PAGE, lambda: audited.page_text(output / MATRIX, most)),
+    }
+    if arguments.apply:
+        written["corrected"] = (CORRECTED, audited.corrected_text)
+    audited.draw_matrix(output / MATRIX)
+    for name, text in written.values():
+        write_text(output / name, text())
+    _say(console, audited, output, {"picture": MATRIX, **{what: name for what, (name, _) in written.items()}})
+    return 0
+
+
+@dataclass(frozen=True)
+class AuditedRun:
+    """A run's audit, and what is known of its data set.
+
+    Attributes:
+        title: what was trained on.
+        found: the audit, over the samples that were trained on.
+        task: the data; None for a run of `jf.train`, whose arrays nobody kept.
+        labels: what a file of labels calls each class.
+    """
+
+    title: str
+    found: Audit
+    task: Task | None
+    labels: Sequence[str]
+
+    @staticmethod
+    def of(folder: Path, data_root: str | None, console: Console) -> AuditedRun:
+        """Read the run and load its data again."""
+        config = read_config(folder)
+        history = read_history(folder)
+        task = task_of_run(
+            config["settings"], data_root, lambda sentence: console.print(Text(sentence), soft_wrap=True)
+        )
+        if task is not None and not np.array_equal(task.train.labels.numpy(), history.labels):
+            raise RunError(f"RUN: the labels that {folder} was trained on are others now: has their file changed?")
+        found = audit_history(history, None if task is None else task.dataset.num_classes)
+        table = config.get("label_table")
+        labels = table if table is not None else [str(number) for number in range(len(found.noise_matrix))]
+        return AuditedRun(folder.name if task is None else task.dataset.name, found, task, labels)
+
+    @property
+    def ids(self) -> np.ndarray:
+        """The number in the data set of each sample of the audit."""
+        return np.arange(len(self.found.given)) if self.task is None else self.task.train_ids
+
+    @property
+    def given_labels(self) -> np.ndarray:
+        """The labels of the whole training set, held-out samples included."""
+        return self.found.given if self.task is None else self.task.given_labels
+
+    def list_text(self) -> str:
+        """The ranked list."""
+        predictions = [f"prediction_{number}" for number in range(1, 1 + len(self.found.prediction))]
+        columns = ("id", "path", "given", "suggested", "score", *predictions, "times_selected", "times_seen")
+        return csv_text(columns, list(self._rows(predictions)))
+
+    def _rows(self, predictions: Sequence[str]) -> Iterator[dict[str, Any]]:
+        found, labels, ids = self.found, self.labels, self.ids
+        scores = np.round(found.score, 6)
+        for row in found.ranking.tolist():
+            yield {
+                "id": int(ids[row]),
+                "path": None,  # data in memory come from no files
+                "given": labels[found.given[row]],
+                "suggested": labels[found.suggested[row]],
+                "score": float(scores[row]),
+                **{
+                    name: labels[predicted[row]] if predicted[row] >= 0 else None
+                    for name, predicted in zip(predictions, found.prediction, strict=True)
+                },
+                "times_selected": int(found.selected[row]),
+                "times_seen": int(found.seen[row]),
+            }
+
+    def report_text(self) -> str:
+        """audit.json."""
+        found = self.found
+        content = {
+            "data": self.title,
+            "samples": len(found.given),
+            "flagged": int(found.wrong.sum()),
+            "share": found.share,
+            "share_range": list(found.share_range),
+            "classes": list(self.labels),
+            "noise_matrix": found.noise_matrix.tolist(),
+        }
+        return json.dumps(content, indent=2, ensure_ascii=False) + "\n"
+
+    def corrected_text(self) -> str:
+        """The labels of the whole training set with the suggestions in their places."""
+        corrected = self.given_labels.copy()
+        corrected[self.ids] = self.found.suggested
+        rows = [{"id": number, "label": self.labels[label]} for number, label in enumerate(corrected.tolist())]
+        return csv_text(("id", "label"), rows)
+
+    def draw_matrix(self, path: Path) -> None:
+        """The noise matrix as a picture."""
+        from ..report.noise_matrix import draw_noise_matrices  # matplotlib takes half a second to import
+
+        draw_noise_matrices({f"{self.title}, estimated": self.found.noise_matrix}, path, self.labels)
+
+    def page_text(self, matrix: Path, most: int) -> str:
+        """The page, with the picture of the matrix in it."""
+        from ..report.audit_page import audit_page
+        from ..report.thumbnails import file_uri
+
+        return audit_page(
+            self.found,
+            title=self.title,
+            labels=self.labels,
+            names=self.labels,
+            ids=self.ids,
+            given_labels=self.given_labels,
+            picture=self._picture(),
+            matrix_picture=file_uri(matrix),
+            most=most,
+        )
+
+    def _picture(self) -> Callable[[int], str] | None:
+        """How to show a sample; None where samples are no images."""
+        from ..report.thumbnails import data_uri, is_image
+
+        if self.task is None or not isinstance(self.task.dataset, Dataset):
+            return None
+        dataset = self.task.dataset
+        if not is_image(dataset.input_shape):
+            return None
+        return lambda number: data_uri(dataset.train_inputs[number], dataset.input_scale)
+
+
+def _whole(flag: str, text: str) -> int:
+    if not text.isdecimal():
+        raise ConfigError(f"{flag} must be a whole number, got {text!r}")
+    return int(text)
+
+
+def _say(console: Console, audited: AuditedRun, output: Path, files: dict[str, str]) -> None:
+    found = audited.found
+    low, high = found.share_range
+    lines = {
+        "data": f"{audited.title}: {len(found.given):,} training samples",
+        "wrong": f"{int(found.wrong.sum()):,} labels, {percent(found.share)} %, are probably wrong "
+        f"(between {percent(low)} and {percent(high)} %)",
+        **{what: str(output / name) for what, name in files.items()},
+    }
+    for name, text in lines.items():
+        console.print(Text(f"{name:<9} {text}"), soft_wrap=True)

@@ -1,0 +1,120 @@
+"""`jocor-fast audit`: its files, and that what it corrects can be trained on."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import jocor_fast as jf
+from jocor_fast.cli import main
+from jocor_fast.config import resolve
+from jocor_fast.data import read_labels
+from jocor_fast.task import build_task
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+NOISE = {"noise_rate": "0.4", "noise": "symmetric", "val_fraction": "0.1", "val_labels": "noisy"}
+
+
+def words(options: dict[str, str]) -> list[str]:
+    return [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
+
+
+@pytest.fixture(scope="module")
+def audited(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run on the digits, 40 % wrong, a tenth held out, with its audit."""
+    run = tmp_path_factory.mktemp("audit") / "run"
+    assert main(["train", *words(NOISE), "--epochs=12", "--device=cpu", f"--output={run}"]) == 0
+    assert main(["audit", str(run), "--apply", "--images=50"]) == 0
+    return run
+
+
+def test_the_list_names_every_sample_once_the_most_suspicious_first(audited: Path) -> None:
+    task, found = build_task(resolve(NOISE)), jf.audit(audited)
+    rows = list(csv.DictReader((audited / "audit" / "suspicious.csv").open()))
+    ids = np.array([int(row["id"]) for row in rows])
+    assert (ids == task.train_ids[found.ranking]).all()
+    assert len(set(ids)) == len(rows) == 1293
+    assert ([int(row["given"]) for row in rows] == task.given_labels[ids]).all()
+    assert [int(row["suggested"]) for row in rows] == found.suggested[found.ranking].tolist()
+    scores = [float(row["score"]) for row in rows]
+    assert scores == sorted(scores, reverse=True)
+    assert [int(row["prediction_2"]) for row in rows] == found.prediction[1][found.ranking].tolist()
+    assert [int(row["times_selected"]) for row in rows] == found.selected[found.ranking].tolist()
+    assert list(rows[0])[:2] == ["id", "path"]
+    wrong = task.given_labels != task.dataset.train_labels
+    assert wrong[ids[:400]].mean() > 0.95
+
+
+def test_the_report_has_the_share_its_range_and_the_matrix(audited: Path) -> None:
+    report, found = json.loads((audited / "audit" / "audit.json").read_text()), jf.audit(audited)
+    assert report["share"] == found.share
+    assert report["share_range"] == list(found.share_range)
+    assert report["flagged"] == int(found.wrong.sum())
+    assert report["classes"] == [str(number) for number in range(10)]
+    np.testing.assert_array_equal(report["noise_matrix"], found.noise_matrix)
+    realised = build_task(resolve(NOISE)).realised_noise_rate
+    assert realised is not None
+    assert report["share_range"][0] < realised < report["share_range"][1]
+    assert (audited / "audit" / "noise-matrix.png").stat().st_size > 5000
+
+
+def test_the_page_holds_its_pictures_and_all_labels(audited: Path) -> None:
+    page = (audited / "audit" / "audit.html").read_text(encoding="utf-8")
+    line = next(line for line in page.splitlines() if line.startswith("const data = "))
+    data = json.loads(line.removeprefix("const data = ").removesuffix(";"))
+    assert data["given"] == build_task(resolve(NOISE)).given_labels.tolist()
+    assert len(data["samples"]) == 50
+    assert all(sample["picture"].startswith("data:image/png;base64,") for sample in data["samples"])
+    assert len(data["hidden"]) == int(jf.audit(audited).wrong.sum()) - sum(s["wrong"] for s in data["samples"])
+    assert "http" not in page  # nothing is loaded from anywhere
+
+
+def test_applied_suggestions_are_labels_that_train_reads(audited: Path, tmp_path: Path) -> None:
+    task, found = build_task(resolve(NOISE)), jf.audit(audited)
+    corrected = audited / "audit" / "corrected.csv"
+    labels = read_labels(str(corrected), task.dataset.train_labels, 10).noisy
+    assert (labels[task.train_ids] == found.suggested).all()
+    held_out = np.setdiff1d(np.arange(len(labels)), task.train_ids)
+    assert (labels[held_out] == task.given_labels[held_out]).all()
+    before = (task.given_labels != task.dataset.train_labels).mean()
+    assert (labels != task.dataset.train_labels).mean() < before / 3
+    command = ["train", f"--labels={corrected}", "--forget-rate=0.1", "--epochs=1", f"--output={tmp_path / 'again'}"]
+    assert main(command) == 0
+
+
+def test_a_run_of_ones_own_arrays_is_audited_without_pictures(tmp_path: Path) -> None:
+    from engine_cases import blobs, small_tanh
+
+    data = blobs(80)
+    names = np.array(["cat", "dog", "eel", "fox"])[data.labels.numpy()]
+    with pytest.warns(UserWarning, match="labels are numbered in sorted order"):
+        jf.train(small_tanh, (data.inputs, names), forget_rate=0.4, epochs=3, batch_size=16, output=tmp_path / "own")
+    assert main(["audit", str(tmp_path / "own"), "--apply", f"--output={tmp_path / 'found'}"]) == 0
+    rows = list(csv.DictReader((tmp_path / "found" / "suspicious.csv").open()))
+    assert {row["given"] for row in rows} == {"cat", "dog", "eel", "fox"}
+    assert len((tmp_path / "found" / "corrected.csv").read_text().splitlines()) == 81
+    assert "<img" in (tmp_path / "found" / "audit.html").read_text(encoding="utf-8")
+
+
+def test_wrong_use_ends_in_a_sentence(audited: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def says(code: int, *arguments: str) -> str:
+        assert main(["audit", *arguments]) == code
+        captured = capsys.readouterr()
+        assert captured.err.count("\n") == 1
+        return captured.err
+
+    assert "audit takes the folder of one run, got none" in says(2)
+    assert "got 2" in says(2, "a", "b")
+    assert "is not the folder of a run (it has no whole config.json)" in says(1, str(tmp_path))
+    assert "--images must be a whole number, got 'many'" in says(2, str(audited), "--images=many")
+    (tmp_path / "config.json").write_text((audited / "config.json").read_text())
+    assert "holds no whole checkpoint.pt" in says(1, str(tmp_path))
+    changed = json.loads((audited / "config.json").read_text())
+    changed["settings"]["noise_seed"] = 7
+    (tmp_path / "config.json").write_text(json.dumps(changed))
+    (tmp_path / "checkpoint.pt").write_bytes((audited / "checkpoint.pt").read_bytes())
+    assert "are others now: has their file changed?" in says(1, str(tmp_path))

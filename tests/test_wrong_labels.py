@@ -1,0 +1,115 @@
+"""The audit of a history: what it ranks, counts and suggests, and what it never looks at."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from sklearn.metrics import f1_score, roc_auc_score
+
+import jocor_fast as jf
+from engine_cases import blobs, settings, small_tanh
+from jocor_fast.engine.errors import RunError
+from jocor_fast.engine.history import SampleStatistics
+from jocor_fast.engine.run import fit
+from jocor_fast.wrong_labels import audit_history
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def a_history(
+    transition: np.ndarray, samples: int = 4000, *, networks: int = 2, seed: int = 0
+) -> tuple[SampleStatistics, np.ndarray]:
+    """What networks that are right on 95 % of the samples, and sure of most, leave behind; and the true labels."""
+    generator = np.random.default_rng(seed)
+    classes = len(transition)
+    true = generator.integers(classes, size=samples)
+    labels = jf.noise.corrupt(true, transition, seed=seed)
+    prediction = np.where(generator.random((networks, samples)) < 0.95, true, generator.integers(classes, size=samples))
+    certainty = generator.beta(200, 1, size=(networks, samples))
+    probability = np.where(prediction == labels, certainty, 1 - certainty)
+    everything = np.full(samples, 20)
+    return SampleStatistics(labels, everything, everything // 2, np.ones(samples), probability, prediction), true
+
+
+PAIRS = np.eye(5)
+PAIRS[1, 1], PAIRS[1, 2] = 0.6, 0.4
+PAIRS[3, 3], PAIRS[3, 0] = 0.6, 0.4
+
+
+@pytest.mark.parametrize("networks", [1, 2])
+@pytest.mark.parametrize("transition", [jf.noise.symmetric(5, 0.2), jf.noise.symmetric(5, 0.5), PAIRS])
+def test_wrong_labels_their_share_and_the_matrix_are_found(transition: np.ndarray, networks: int) -> None:
+    history, true = a_history(transition, networks=networks)
+    found, wrong = audit_history(history), history.labels != true
+    assert roc_auc_score(wrong, found.score) > 0.97
+    assert f1_score(wrong, found.wrong) > 0.85
+    low, high = found.share_range
+    assert low <= wrong.mean() <= high
+    assert found.share == pytest.approx(wrong.mean(), abs=0.02 if networks == 2 else 0.04)
+    np.testing.assert_allclose(found.noise_matrix, transition, atol=0.06)
+    np.testing.assert_allclose(found.noise_matrix.sum(axis=1), 1)
+    assert (found.suggested[found.wrong & wrong] == true[found.wrong & wrong]).mean() > 0.95
+    assert (found.suggested[~found.wrong] == found.given[~found.wrong]).all()
+
+
+def test_the_ranking_is_by_score_and_equal_scores_stay_in_order() -> None:
+    history, _ = a_history(jf.noise.symmetric(5, 0.4))
+    found = audit_history(history)
+    assert sorted(found.ranking) == list(range(4000))
+    ranked = found.score[found.ranking]
+    assert (np.diff(ranked) <= 0).all()
+    assert (np.diff(found.ranking)[np.diff(ranked) == 0] > 0).all()
+
+
+def test_a_hard_sample_ranks_below_one_of_a_pair_that_is_often_taken_for_each_other() -> None:
+    history, _ = a_history(PAIRS)
+    labels, prediction, probability = history.labels, history.prediction, history.probability
+    for sample, label in ((0, 2), (1, 4)):  # both networks say 1, with equal certainty; 1 is often labelled 2, never 4
+        labels[sample], prediction[:, sample], probability[:, sample] = label, 1, 0.03
+    found = audit_history(history)
+    assert found.score[0] > 0.95
+    assert found.suggested[0] == 1
+    assert found.score[1] < 0.7
+
+
+def test_a_sample_that_no_step_has_seen_is_not_suspicious() -> None:
+    history, _ = a_history(jf.noise.symmetric(5, 0.4))
+    history.seen[:2000], history.prediction[:, :2000], history.probability[:, :2000] = 0, -1, np.nan
+    found = audit_history(history)
+    assert not found.wrong[:2000].any()
+    assert (found.score[:2000] == 0).all()
+    assert found.share == pytest.approx(0.4, abs=0.03)  # of those that were seen
+    nobody = audit_history(SampleStatistics(history.labels[:5], *(part[..., :5] for part in (
+        history.seen, history.selected, history.loss, history.probability, history.prediction))))  # fmt: skip
+    assert nobody.share == 0.0
+    assert (nobody.noise_matrix == np.eye(len(nobody.noise_matrix))).all()
+
+
+def test_clean_labels_and_classes_that_never_occur_are_fine() -> None:
+    history, true = a_history(np.eye(5))
+    history.prediction[:] = true
+    found = audit_history(history, num_classes=7)
+    assert found.share == 0.0
+    assert (found.noise_matrix == np.eye(7)).all()
+
+
+def test_a_run_and_its_folder_have_the_same_audit_and_clean_labels_play_no_part(tmp_path: Path) -> None:
+    data = blobs(400, noise=0.4)
+    run = fit(settings(epochs=12), small_tanh, data, output=tmp_path / "run")
+    in_memory, of_folder = jf.audit(run), jf.audit(tmp_path / "run")
+    without_truth = jf.audit(fit(settings(epochs=12), small_tanh, type(data)(data.inputs, data.labels)))
+    for other in (of_folder, without_truth):
+        for name, value in vars(in_memory).items():
+            np.testing.assert_array_equal(value, getattr(other, name), err_msg=name)
+    assert data.clean_labels is not None
+    wrong = (data.labels != data.clean_labels).numpy()
+    assert roc_auc_score(wrong, in_memory.score) > 0.8
+
+
+def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match=r"^run must be what jocor_fast.train returned or the folder of a run, got int"):
+        jf.audit(3)  # type: ignore[arg-type]
+    with pytest.raises(RunError, match=r"holds no whole checkpoint.pt"):
+        jf.audit(tmp_path)
