@@ -27,6 +27,7 @@ from jocor_fast import cli
 from jocor_fast.config import resolve
 from jocor_fast.report.tables import TextTable
 from jocor_fast.task import Task, build_task
+from jocor_fast.wrong_labels import Audit
 from record import RESULTS, described, machine, versions
 
 EPOCHS, FOLDS, FOLD_EPOCHS, BATCH = 40, 5, 10, 128
@@ -84,7 +85,7 @@ def measured(title: str, seed: int, work: Path) -> dict[str, Any]:
     }
 
 
-def audited(run: Path) -> tuple[jf.Audit, float]:
+def audited(run: Path) -> tuple[Audit, float]:
     """The audit's arrays, and how long the whole command takes, its page and files included."""
     started = time.perf_counter()
     if cli.main(["audit", str(run)]) != 0:
@@ -139,6 +140,7 @@ def cleanlab(task: Task, wrong: np.ndarray, seed: int, cache: Path) -> dict[str,
 
 def out_of_sample(task: Task, seed: int) -> np.ndarray:
     """Probabilities [N, C] of plain training, each sample's from the fold that it was left out of."""
+    assert isinstance(task.train.inputs, torch.Tensor)
     inputs, labels = task.train.inputs.float() * task.train.input_scale, task.train.labels
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

@@ -14,7 +14,7 @@ try:
     from ._extension import build_info
     from .engine.api import train
     from .losses import JoCoRLoss, JoCoROutput, jocor_loss, joint_loss, num_keep, select_small_loss
-    from .wrong_labels import Audit, audit
+    from .wrong_labels import audit
 except ImportError as error:
     end_command(error)
     raise
@@ -22,7 +22,6 @@ except ImportError as error:
 __version__: str = build_info()["version"]
 
 __all__ = [
-    "Audit",
     "JoCoRClassifier",
     "JoCoRLoss",
     "JoCoROutput",

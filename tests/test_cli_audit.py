@@ -8,11 +8,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 import jocor_fast as jf
+from engine_cases import blobs, small_tanh
+from image_cases import write_clothing1m
 from jocor_fast.cli import main
 from jocor_fast.config import resolve
-from jocor_fast.data import read_labels
+from jocor_fast.data import ImageDataset, read_labels
+from jocor_fast.engine.history import SampleHistory
+from jocor_fast.methods import StepLoss
 from jocor_fast.task import build_task
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -87,8 +92,6 @@ def test_applied_suggestions_are_labels_that_train_reads(audited: Path, tmp_path
 
 
 def test_a_run_of_ones_own_arrays_is_audited_without_pictures(tmp_path: Path) -> None:
-    from engine_cases import blobs, small_tanh
-
     data = blobs(80)
     names = np.array(["cat", "dog", "eel", "fox"])[data.labels.numpy()]
     with pytest.warns(UserWarning, match="labels are numbered in sorted order"):
@@ -98,6 +101,33 @@ def test_a_run_of_ones_own_arrays_is_audited_without_pictures(tmp_path: Path) ->
     assert {row["given"] for row in rows} == {"cat", "dog", "eel", "fox"}
     assert len((tmp_path / "found" / "corrected.csv").read_text().splitlines()) == 81
     assert "<img" in (tmp_path / "found" / "audit.html").read_text(encoding="utf-8")
+
+
+def test_images_in_files_are_named_and_shown(tmp_path: Path) -> None:
+    keys = write_clothing1m(tmp_path / "data" / "clothing1m")
+    (tmp_path / "data" / "clothing1m" / keys[0]).write_bytes(b"no image")
+    settings = {"dataset": "clothing1m", "loader": "torchvision", "device": "cpu", "forget_rate": "0.2"}
+    task = build_task(resolve({**settings, "data_root": str(tmp_path / "data")}))
+    history = SampleHistory(task.train.labels, 2)
+    other = (task.train.labels + 1) % 4
+    logits = 5 * torch.nn.functional.one_hot(other, 4).float()
+    everything = torch.ones(len(other))
+    outcome = StepLoss(torch.tensor(0.0), (everything.bool(),), torch.tensor(0), everything, (logits, logits))
+    history.record(torch.arange(len(other)), task.train.labels, [outcome])
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "config.json").write_text(json.dumps({"settings": settings}))
+    torch.save({"training": {"history": history.state_dict()}}, run / "checkpoint.pt")
+    assert main(["audit", str(run), f"--data-root={tmp_path / 'data'}"]) == 0
+    rows = list(csv.DictReader((run / "audit" / "suspicious.csv").open()))
+    assert isinstance(task.dataset, ImageDataset)
+    paths = task.dataset.train.paths
+    assert sorted(row["path"] for row in rows) == sorted(paths)
+    assert all(paths[int(row["id"])] == row["path"] for row in rows)
+    page = (run / "audit" / "audit.html").read_text(encoding="utf-8")
+    assert page.count('"picture":"data:image/png;base64,') == len(paths) - 1
+    assert page.count('"picture":null') == 1
+    assert '"names":["T-Shirt","Shirt","Knitwear","Chiffon"]' in page
 
 
 def test_wrong_use_ends_in_a_sentence(audited: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,7 +14,8 @@ from rich.console import Console
 from rich.text import Text
 
 from ..config import ConfigError
-from ..data import Dataset
+from ..data import Dataset, ImageDataset
+from ..data.image_set import ImageList
 from ..engine.errors import RunError
 from ..engine.folder import read_history
 from ..report.tables import csv_text, percent, write_text
@@ -22,7 +23,7 @@ from ..stored_run import read_config, task_of_run
 from ..task import Task
 from ..wrong_labels import Audit, audit_history
 
-SUMMARY = "find the labels that are probably wrong, by what a run has seen of them"
+SUMMARY = "find the labels of a run that are probably wrong"
 USAGE = "RUN [OPTIONS]"
 HOW_TO_GO_ON = "run it again"
 DESCRIPTION = """\
@@ -93,12 +94,14 @@ class AuditedRun:
         found: the audit, over the samples that were trained on.
         task: the data; None for a run of `jf.train`, whose arrays nobody kept.
         labels: what a file of labels calls each class.
+        names: what people call it.
     """
 
     title: str
     found: Audit
     task: Task | None
     labels: Sequence[str]
+    names: Sequence[str]
 
     @staticmethod
     def of(folder: Path, data_root: str | None, console: Console) -> AuditedRun:
@@ -113,7 +116,8 @@ class AuditedRun:
         found = audit_history(history, None if task is None else task.dataset.num_classes)
         table = config.get("label_table")
         labels = table if table is not None else [str(number) for number in range(len(found.noise_matrix))]
-        return AuditedRun(folder.name if task is None else task.dataset.name, found, task, labels)
+        names = task.dataset.class_names if task is not None and isinstance(task.dataset, ImageDataset) else labels
+        return AuditedRun(folder.name if task is None else task.dataset.name, found, task, labels, names)
 
     @property
     def ids(self) -> np.ndarray:
@@ -132,12 +136,12 @@ class AuditedRun:
         return csv_text(columns, list(self._rows(predictions)))
 
     def _rows(self, predictions: Sequence[str]) -> Iterator[dict[str, Any]]:
-        found, labels, ids = self.found, self.labels, self.ids
+        found, labels, ids, files = self.found, self.labels, self.ids, self._files()
         scores = np.round(found.score, 6)
         for row in found.ranking.tolist():
             yield {
                 "id": int(ids[row]),
-                "path": None,  # data in memory come from no files
+                "path": None if files is None else files.paths[ids[row]],  # data in memory come from no files
                 "given": labels[found.given[row]],
                 "suggested": labels[found.suggested[row]],
                 "score": float(scores[row]),
@@ -158,7 +162,7 @@ class AuditedRun:
             "flagged": int(found.wrong.sum()),
             "share": found.share,
             "share_range": list(found.share_range),
-            "classes": list(self.labels),
+            "classes": list(self.names),
             "noise_matrix": found.noise_matrix.tolist(),
         }
         return json.dumps(content, indent=2, ensure_ascii=False) + "\n"
@@ -174,7 +178,7 @@ class AuditedRun:
         """The noise matrix as a picture."""
         from ..report.noise_matrix import draw_noise_matrices  # matplotlib takes half a second to import
 
-        draw_noise_matrices({f"{self.title}, estimated": self.found.noise_matrix}, path, self.labels)
+        draw_noise_matrices({f"{self.title}, estimated": self.found.noise_matrix}, path, self.names)
 
     def page_text(self, matrix: Path, most: int) -> str:
         """The page, with the picture of the matrix in it."""
@@ -185,7 +189,7 @@ class AuditedRun:
             self.found,
             title=self.title,
             labels=self.labels,
-            names=self.labels,
+            names=self.names,
             ids=self.ids,
             given_labels=self.given_labels,
             picture=self._picture(),
@@ -193,10 +197,18 @@ class AuditedRun:
             most=most,
         )
 
-    def _picture(self) -> Callable[[int], str] | None:
-        """How to show a sample; None where samples are no images."""
-        from ..report.thumbnails import data_uri, is_image
+    def _files(self) -> ImageList | None:
+        """The files that the samples lie in, if they lie in files."""
+        dataset = None if self.task is None else self.task.dataset
+        return dataset.train if isinstance(dataset, ImageDataset) else None
 
+    def _picture(self) -> Callable[[int], str | None] | None:
+        """How to show a sample; None where samples are no images."""
+        from ..report.thumbnails import data_uri, image_file_uri, is_image
+
+        files = self._files()
+        if files is not None:
+            return lambda number: image_file_uri(files.folder / files.paths[number])
         if self.task is None or not isinstance(self.task.dataset, Dataset):
             return None
         dataset = self.task.dataset

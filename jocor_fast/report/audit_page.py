@@ -22,7 +22,7 @@ def audit_page(
     names: Sequence[str],
     ids: np.ndarray,
     given_labels: np.ndarray,
-    picture: Callable[[int], str] | None,
+    picture: Callable[[int], str | None] | None,
     matrix_picture: str,
     most: int,
 ) -> str:
@@ -35,7 +35,8 @@ def audit_page(
         names: what the page calls each class.
         ids: int64 [n], the number in the data set of each sample of the audit.
         given_labels: int64 [N], the labels of the whole data set.
-        picture: the address of a sample's picture, by its number in the data set; None: there are none to show.
+        picture: the address of a sample's picture, by its number in the data set (None: its file cannot be read); None
+            where samples are no images.
         matrix_picture: the address of the picture of the noise matrix.
         most: how many samples to show at most.
     """
@@ -76,7 +77,7 @@ def shown_samples(found: Audit, most: int) -> np.ndarray:
     return ranked[places]
 
 
-def _sample(found: Audit, row: int, number: int, picture: Callable[[int], str] | None) -> Mapping[str, Any]:
+def _sample(found: Audit, row: int, number: int, picture: Callable[[int], str | None] | None) -> Mapping[str, Any]:
     other = int(found.suggested[row])
     contradictions = [int(p[row]) for p in found.prediction if p[row] not in (-1, found.given[row])]
     if not found.wrong[row] and contradictions:

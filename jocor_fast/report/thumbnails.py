@@ -9,6 +9,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from ..data.image_file import BadImage, decode_by_pillow, read_bytes
+
 LARGEST_SIDE = 96  # pixels; what is smaller stays as it is, for the browser to enlarge
 
 
@@ -42,6 +44,14 @@ def picture_uri(image: Image.Image) -> str:
     buffer = io.BytesIO()
     image.save(buffer, kind, optimize=True)
     return _uri(kind, buffer.getvalue())
+
+
+def image_file_uri(path: Path) -> str | None:
+    """An image file the same way, decoded as for training; None where it cannot be."""
+    try:
+        return picture_uri(Image.fromarray(decode_by_pillow(read_bytes(path))))
+    except BadImage:
+        return None
 
 
 def file_uri(path: Path) -> str:
