@@ -45,7 +45,7 @@ docs: $(VENV)/.test $(VENV)/.dev $(VENV)/.package
 
 bench: $(VENV)/.test $(VENV)/.package
 	@mkdir -p benchmarks/results
-	$(BIN)/python -m pytest benchmarks --benchmark-only --benchmark-warmup=on --benchmark-json=benchmarks/results/bench_loss.json
+	$(BIN)/python -m pytest benchmarks --benchmark-only --benchmark-warmup=on --benchmark-max-time=0.5 --benchmark-json=benchmarks/results/bench_loss.json
 
 compare: $(VENV)/.package
 	$(BIN)/python benchmarks/compare.py
