@@ -114,37 +114,55 @@ inline CheckedPair check_pair(const Tensor& logits1, const Tensor& logits2, cons
   return checked;
 }
 
-// How many rows to keep, as the operators take it: exactly one of the three is given.
+// How many rows to keep, as the operators take it: exactly one of the four is given.
 struct Keep {
   std::optional<double> forget_rate;
+  std::optional<Tensor> forget_rate_tensor;
   std::optional<int64_t> num_keep;
   std::optional<Tensor> num_keep_tensor;
 };
 
+// The value of a 0-d tensor, where the kernels read it.
+template <class T>
+const T* scalar_pointer(const Tensor& tensor, const char* name, const Tensor& rows) {
+  const auto type = c10::CppTypeToScalarType<T>::value;
+  TORCH_CHECK_TYPE(tensor.scalar_type() == type, name, " has dtype ", tensor.scalar_type(), "; a 0-d tensor of ", type,
+                   " is accepted");
+  TORCH_CHECK_VALUE(tensor.dim() == 0, name, " has shape ", tensor.sizes(), "; a 0-d tensor of ", type, " is accepted");
+  TORCH_CHECK_VALUE(tensor.device() == rows.device(), name, " is on ", tensor.device(), " and the losses on ",
+                    rows.device(), "; both must be on one device");
+  return tensor.const_data_ptr<T>();
+}
+
+inline void check_forget_rate(double forget_rate) {
+  TORCH_CHECK_VALUE(forget_rate >= 0.0 && forget_rate < 1.0, "forget_rate is ", forget_rate,
+                    "; a number in [0, 1) is accepted");
+}
+
+inline void check_num_keep(int64_t num_keep, int64_t least) {
+  TORCH_CHECK_VALUE(num_keep >= least, "num_keep is ", num_keep, "; at least 1 is accepted");
+}
+
 // `rows` is the tensor whose first dimension is the batch; an empty batch may keep 0 rows.
 inline void check_keep(const Keep& keep, const Tensor& rows, SelectionParams& selection) {
   const int64_t least = rows.size(0) == 0 ? 0 : 1;
-  const int given = keep.forget_rate.has_value() + keep.num_keep.has_value() + keep.num_keep_tensor.has_value();
+  const int given = keep.forget_rate.has_value() + keep.forget_rate_tensor.has_value() + keep.num_keep.has_value() +
+                    keep.num_keep_tensor.has_value();
   TORCH_CHECK_TYPE(given == 1, "exactly one of forget_rate and num_keep must be given");
   selection.num_keep = -1;
+  // a value on a GPU cannot be looked at without waiting for it; there k is clamped
   if (keep.forget_rate) {
-    TORCH_CHECK_VALUE(*keep.forget_rate >= 0.0 && *keep.forget_rate < 1.0, "forget_rate is ", *keep.forget_rate,
-                      "; a number in [0, 1) is accepted");
+    check_forget_rate(*keep.forget_rate);
     selection.forget_rate = *keep.forget_rate;
+  } else if (keep.forget_rate_tensor) {
+    selection.forget_rate_pointer = scalar_pointer<double>(*keep.forget_rate_tensor, "forget_rate", rows);
+    if (rows.is_cpu()) check_forget_rate(*selection.forget_rate_pointer);
   } else if (keep.num_keep) {
-    TORCH_CHECK_VALUE(*keep.num_keep >= least, "num_keep is ", *keep.num_keep, "; at least 1 is accepted");
+    check_num_keep(*keep.num_keep, least);
     selection.num_keep = *keep.num_keep;
   } else {
-    const Tensor& count = *keep.num_keep_tensor;
-    TORCH_CHECK_TYPE(count.scalar_type() == at::kLong, "num_keep has dtype ", count.scalar_type(),
-                     "; a 0-d int64 tensor is accepted");
-    TORCH_CHECK_VALUE(count.dim() == 0, "num_keep has shape ", count.sizes(), "; a 0-d int64 tensor is accepted");
-    TORCH_CHECK_VALUE(count.device() == rows.device(), "num_keep is on ", count.device(), " and the losses on ",
-                      rows.device(), "; both must be on one device");
-    selection.num_keep_pointer = count.const_data_ptr<int64_t>();
-    // a value on a GPU cannot be looked at without waiting for it; there it is clamped
-    TORCH_CHECK_VALUE(!count.is_cpu() || *selection.num_keep_pointer >= least, "num_keep is ",
-                      *selection.num_keep_pointer, "; at least 1 is accepted");
+    selection.num_keep_pointer = scalar_pointer<int64_t>(*keep.num_keep_tensor, "num_keep", rows);
+    if (rows.is_cpu()) check_num_keep(*selection.num_keep_pointer, least);
   }
 }
 

@@ -3,7 +3,7 @@
 //
 // A loss that ranks rows and trains two networks on chosen ones is a setting of these structs, not a kernel: JoCoR
 // ranks by the joint loss; Co-teaching (lambda = 0) ranks each network by its own cross-entropy and exchanges the
-// masks.
+// masks; Decoupling (lambda = 0) keeps every row on which the predictions differ.
 #pragma once
 
 #include <cstdint>
@@ -51,23 +51,33 @@ struct RowParams {
   bool compare_predictions;  // row_state tells whether the arg-maxes differ
 };
 
+// Which eligible rows are candidates, by whether the two predictions differ.
+enum class Disagreement : uint8_t {
+  ignored,    // all of them
+  preferred,  // those that differ; where none do, all (Co-teaching+)
+  required,   // those that differ (Decoupling)
+};
+
 // Step 2: the k rows with the smallest finite losses; ties go to the lower row; -0 equals +0.
 struct SelectionParams {
-  bool is_double;  // type of `losses`, `also_finite`, `mean_of` and `mean`
+  bool is_double;  // type of `losses`, `also_finite`, `mean_of`, `mean_offset` and `mean`
   int64_t rows;
   const void* losses;         // ranks the rows
   const void* also_finite;    // or null: rows where this is not finite are not chosen either
   const uint8_t* row_state;   // or null: all eligible. May be `selected` itself, which is written last
-  bool require_disagreement;  // only rows whose predictions differ; where none do, all eligible rows
-  // k: exactly one of three
-  const int64_t* num_keep_pointer;  // on the device, or null
-  int64_t num_keep;                 // >= 0, or -1: use forget_rate
-  double forget_rate;               // of the eligible rows, counted here
-  uint8_t* selected;                // bool [rows]
-  int64_t* num_selected;            // or null
-  int64_t* num_nonfinite;           // or null: eligible rows with a loss that is not finite
-  const void* mean_of;              // or null
-  void* mean;                       // mean of `mean_of` over the selected rows, 0 where there are none
+  Disagreement disagreement;  // null row_state: ignored
+  // k: exactly one of four
+  const int64_t* num_keep_pointer;    // on the device, or null
+  int64_t num_keep;                   // >= 0, or -1: by the forget rate
+  const double* forget_rate_pointer;  // on the device, or null
+  double forget_rate;                 // of the candidates, counted here
+  bool round_down;                    // the k of a forget rate
+  uint8_t* selected;                  // bool [rows]
+  int64_t* num_selected;              // or null
+  int64_t* num_nonfinite;             // or null: eligible rows with a loss that is not finite
+  const void* mean_of;                // or null
+  const void* mean_offset;            // or null: a number that is added to the mean; may be `mean` itself
+  void* mean;                         // mean of `mean_of` over the selected rows, 0 where there are none
 };
 
 // Step 3: gradients of  sum_i weight_i * l_i  with respect to both logit matrices; every element is written. weight_i

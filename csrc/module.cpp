@@ -11,7 +11,7 @@ namespace {
 
 // torch.ops.jocor_fast.jocor_loss without its Python front: 3 of 53 us at 128 x 10, forward and backward. It goes
 // through the dispatcher, so that autograd and every mode see it; torch.compile cannot look into it and takes the
-// other.
+// other. The losses below alike.
 auto jocor_loss_eager(const at::Tensor& logits1, const at::Tensor& logits2, const at::Tensor& target, double co_lambda,
                       std::optional<double> forget_rate, std::optional<int64_t> num_keep,
                       const std::optional<at::Tensor>& num_keep_tensor, std::optional<int64_t> ignore_index) {
@@ -23,6 +23,30 @@ auto jocor_loss_eager(const at::Tensor& logits1, const at::Tensor& logits2, cons
   return std::make_tuple(loss, per_sample, selected, num_selected, num_nonfinite);
 }
 
+auto decoupling_loss_eager(const at::Tensor& logits1, const at::Tensor& logits2, const at::Tensor& target,
+                           std::optional<int64_t> ignore_index) {
+  static const auto op = c10::Dispatcher::singleton()
+                             .findSchemaOrThrow("jocor_fast::decoupling_loss", "")
+                             .typed<decltype(jocor_fast::decoupling_loss)>();
+  auto [loss, per_sample, selected, num_selected, num_nonfinite, statistics] =
+      op.call(logits1, logits2, target, ignore_index);
+  return std::make_tuple(loss, per_sample, selected, num_selected, num_nonfinite);
+}
+
+auto coteaching_loss_eager(const at::Tensor& logits1, const at::Tensor& logits2, const at::Tensor& target,
+                           std::optional<double> forget_rate, const std::optional<at::Tensor>& forget_rate_tensor,
+                           std::optional<int64_t> num_keep, const std::optional<at::Tensor>& num_keep_tensor,
+                           bool round_down, bool disagreement, std::optional<int64_t> ignore_index) {
+  static const auto op = c10::Dispatcher::singleton()
+                             .findSchemaOrThrow("jocor_fast::coteaching_loss", "")
+                             .typed<jocor_fast::CoteachingLossOperator>();
+  auto [loss, per_sample1, per_sample2, selected1, selected2, num_selected1, num_selected2, num_nonfinite, statistics] =
+      op.call(logits1, logits2, target, forget_rate, forget_rate_tensor, num_keep, num_keep_tensor, round_down,
+              disagreement, ignore_index);
+  return std::make_tuple(loss, per_sample1, per_sample2, selected1, selected2, num_selected1, num_selected2,
+                         num_nonfinite);
+}
+
 }  // namespace
 
 PYBIND11_MODULE(_C, m) {
@@ -30,6 +54,10 @@ PYBIND11_MODULE(_C, m) {
   m.doc() = "Compiled kernels of jocor_fast; the public interface is the Python package.";
   m.def("jocor_loss", &jocor_loss_eager, py::call_guard<py::gil_scoped_release>(),
         "The operator jocor_loss, called straight; without its last result.");
+  m.def("decoupling_loss", &decoupling_loss_eager, py::call_guard<py::gil_scoped_release>(),
+        "The operator decoupling_loss, called straight; without its last result.");
+  m.def("coteaching_loss", &coteaching_loss_eager, py::call_guard<py::gil_scoped_release>(),
+        "The operator coteaching_loss, called straight; without its last result.");
   m.def("joint_loss_forward", &jocor_fast::joint_loss, py::arg("logits1"), py::arg("logits2"), py::arg("target"),
         py::arg("co_lambda"), py::arg("ignore_index") = std::nullopt, "Step 1: per-sample loss and row statistics.");
   m.def(

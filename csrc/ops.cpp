@@ -109,15 +109,13 @@ const void* data_or_null(const std::optional<Tensor>& tensor) {
 
 // --- the operators --------------------------------------------------------------------------------------------------
 
-JocorLossResult jocor_loss(const Tensor& logits1, const Tensor& logits2, const Tensor& target, double co_lambda,
-                           std::optional<double> forget_rate, std::optional<int64_t> num_keep,
-                           const std::optional<Tensor>& num_keep_tensor, std::optional<int64_t> ignore_index) {
-  const CheckedPair checked = check_pair(logits1, logits2, target, co_lambda, ignore_index);
-  SelectionParams selection{};
-  check_keep({forget_rate, num_keep, num_keep_tensor}, target, selection);
+namespace {
 
+// The mean loss of the rows that a selection takes by their losses: `selection` holds how many, and among which.
+JocorLossResult selected_mean_loss(const CheckedPair& checked, SelectionParams selection) {
+  const Tensor& target = checked.target;
   const int64_t rows = checked.pair.rows;
-  const auto real = logits1.options().dtype(real_type(logits1));
+  const auto real = checked.logits1.options().dtype(real_type(checked.logits1));
   const auto count = target.options().dtype(at::kLong);
   Tensor loss = at::empty({}, real);
   Tensor per_sample = at::empty({rows}, real);
@@ -131,8 +129,9 @@ JocorLossResult jocor_loss(const Tensor& logits1, const Tensor& logits2, const T
   row_params.per_sample = per_sample.mutable_data_ptr();
   row_params.statistics = statistics.mutable_data_ptr();
   row_params.row_state = static_cast<uint8_t*>(selected.mutable_data_ptr());  // the selection reads, then replaces it
+  row_params.compare_predictions = selection.disagreement != Disagreement::ignored;
 
-  selection.is_double = real_type(logits1) == at::kDouble;
+  selection.is_double = per_sample.scalar_type() == at::kDouble;
   selection.rows = rows;
   selection.losses = row_params.per_sample;
   selection.row_state = row_params.row_state;
@@ -149,6 +148,86 @@ JocorLossResult jocor_loss(const Tensor& logits1, const Tensor& logits2, const T
     run_rows_and_selection(row_params, selection, target);
   }
   return {loss, per_sample, selected, num_selected, num_nonfinite, statistics};
+}
+
+}  // namespace
+
+JocorLossResult jocor_loss(const Tensor& logits1, const Tensor& logits2, const Tensor& target, double co_lambda,
+                           std::optional<double> forget_rate, std::optional<int64_t> num_keep,
+                           const std::optional<Tensor>& num_keep_tensor, std::optional<int64_t> ignore_index) {
+  const CheckedPair checked = check_pair(logits1, logits2, target, co_lambda, ignore_index);
+  SelectionParams selection{};
+  check_keep({forget_rate, std::nullopt, num_keep, num_keep_tensor}, target, selection);
+  return selected_mean_loss(checked, selection);
+}
+
+// Both networks train on the same rows, so that the mean of CE1 and that of CE2 add up to the mean of the joint loss at
+// lambda = 0.
+JocorLossResult decoupling_loss(const Tensor& logits1, const Tensor& logits2, const Tensor& target,
+                                std::optional<int64_t> ignore_index) {
+  const CheckedPair checked = check_pair(logits1, logits2, target, /*co_lambda=*/0.0, ignore_index);
+  SelectionParams selection{};
+  selection.num_keep = std::numeric_limits<int64_t>::max();
+  selection.disagreement = Disagreement::required;
+  return selected_mean_loss(checked, selection);
+}
+
+// Two selections on one row kernel: each network ranks by its own cross-entropy, and the loss of each is averaged over
+// the rows that the other chose. Rows whose joint loss at lambda = 0, CE1 + CE2, is not finite are chosen by neither.
+CoteachingLossResult coteaching_loss(const Tensor& logits1, const Tensor& logits2, const Tensor& target,
+                                     std::optional<double> forget_rate, const std::optional<Tensor>& forget_rate_tensor,
+                                     std::optional<int64_t> num_keep, const std::optional<Tensor>& num_keep_tensor,
+                                     bool round_down, bool disagreement, std::optional<int64_t> ignore_index) {
+  const CheckedPair checked = check_pair(logits1, logits2, target, /*co_lambda=*/0.0, ignore_index);
+  SelectionParams first{};
+  check_keep({forget_rate, forget_rate_tensor, num_keep, num_keep_tensor}, target, first);
+
+  const int64_t rows = checked.pair.rows;
+  const auto real = logits1.options().dtype(real_type(logits1));
+  const auto mask = target.options().dtype(at::kBool), count = target.options().dtype(at::kLong);
+  Tensor loss = at::empty({}, real), joint = at::empty({rows}, real), statistics = at::empty({rows, 4}, real);
+  Tensor per_sample1 = at::empty({rows}, real), per_sample2 = at::empty({rows}, real);
+  Tensor selected1 = at::empty({rows}, mask), selected2 = at::empty({rows}, mask);
+  Tensor num_selected1 = at::empty({}, count), num_selected2 = at::empty({}, count);
+  Tensor num_nonfinite = at::empty({}, count);
+
+  RowParams row_params{};
+  row_params.pair = checked.pair;
+  row_params.per_sample = joint.mutable_data_ptr();
+  row_params.statistics = statistics.mutable_data_ptr();
+  row_params.cross_entropy1 = per_sample1.mutable_data_ptr();
+  row_params.cross_entropy2 = per_sample2.mutable_data_ptr();
+  row_params.row_state = static_cast<uint8_t*>(selected2.mutable_data_ptr());  // until the second selection replaces it
+  row_params.compare_predictions = disagreement;
+
+  first.is_double = loss.scalar_type() == at::kDouble;
+  first.rows = rows;
+  first.also_finite = row_params.per_sample;
+  first.row_state = row_params.row_state;
+  first.disagreement = disagreement ? Disagreement::preferred : Disagreement::ignored;
+  first.round_down = round_down;
+  first.mean = loss.mutable_data_ptr();
+  SelectionParams second = first;
+
+  first.losses = row_params.cross_entropy1;
+  first.mean_of = row_params.cross_entropy2;
+  first.selected = static_cast<uint8_t*>(selected1.mutable_data_ptr());
+  first.num_selected = num_selected1.mutable_data_ptr<int64_t>();
+  first.num_nonfinite = num_nonfinite.mutable_data_ptr<int64_t>();  // the same in both
+
+  second.losses = row_params.cross_entropy2;
+  second.mean_of = row_params.cross_entropy1;
+  second.mean_offset = first.mean;
+  second.selected = static_cast<uint8_t*>(selected2.mutable_data_ptr());
+  second.num_selected = num_selected2.mutable_data_ptr<int64_t>();
+  if (rows == 0) {  // nothing is launched
+    for (Tensor* number : {&loss, &num_selected1, &num_selected2, &num_nonfinite}) number->zero_();
+  } else {
+    run_rows_and_selection(row_params, first, target);
+    run_selection(second, target);
+  }
+  return {loss,          per_sample1,   per_sample2,   selected1, selected2,
+          num_selected1, num_selected2, num_nonfinite, statistics};
 }
 
 std::tuple<Tensor, Tensor> joint_loss(const Tensor& logits1, const Tensor& logits2, const Tensor& target,
@@ -180,7 +259,7 @@ Tensor select_small_loss(const Tensor& losses, std::optional<int64_t> num_keep,
     mask = eligible->contiguous();
   }
   SelectionParams params{};
-  check_keep({std::nullopt, num_keep, num_keep_tensor}, losses, params);
+  check_keep({std::nullopt, std::nullopt, num_keep, num_keep_tensor}, losses, params);
   Tensor selected = at::empty({losses.size(0)}, losses.options().dtype(at::kBool));
   params.is_double = ranked.scalar_type() == at::kDouble;
   params.rows = losses.size(0);
@@ -228,6 +307,16 @@ TORCH_LIBRARY(jocor_fast, m) {
       "(Tensor loss, Tensor per_sample, Tensor selected, Tensor num_selected, Tensor num_nonfinite, Tensor statistics)",
       {at::Tag::pt2_compliant_tag});
   m.def(
+      "decoupling_loss(Tensor logits1, Tensor logits2, Tensor target, int? ignore_index) -> "
+      "(Tensor loss, Tensor per_sample, Tensor selected, Tensor num_selected, Tensor num_nonfinite, Tensor statistics)",
+      {at::Tag::pt2_compliant_tag});
+  m.def(
+      "coteaching_loss(Tensor logits1, Tensor logits2, Tensor target, float? forget_rate, Tensor? forget_rate_tensor, "
+      "SymInt? num_keep, Tensor? num_keep_tensor, bool round_down, bool disagreement, int? ignore_index) -> "
+      "(Tensor loss, Tensor per_sample1, Tensor per_sample2, Tensor selected1, Tensor selected2, "
+      "Tensor num_selected1, Tensor num_selected2, Tensor num_nonfinite, Tensor statistics)",
+      {at::Tag::pt2_compliant_tag});
+  m.def(
       "joint_loss(Tensor logits1, Tensor logits2, Tensor target, float co_lambda, int? ignore_index) -> "
       "(Tensor per_sample, Tensor statistics)",
       {at::Tag::pt2_compliant_tag});
@@ -242,6 +331,8 @@ TORCH_LIBRARY(jocor_fast, m) {
 
 void register_operators(torch::Library& m) {
   m.impl("jocor_loss", &jocor_loss);
+  m.impl("decoupling_loss", &decoupling_loss);
+  m.impl("coteaching_loss", &coteaching_loss);
   m.impl("joint_loss", &joint_loss);
   m.impl("select_small_loss", &select_small_loss);
   m.impl("joint_loss_backward", &joint_loss_backward);

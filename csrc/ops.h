@@ -21,6 +21,22 @@ using JocorLossOperator = JocorLossResult(const Tensor&, const Tensor&, const Te
                                           std::optional<c10::SymInt>, const std::optional<Tensor>&,
                                           std::optional<int64_t>);
 
+// The cross-entropies of the rows on which the two predictions differ -> as jocor_loss
+JocorLossResult decoupling_loss(const Tensor& logits1, const Tensor& logits2, const Tensor& target,
+                                std::optional<int64_t> ignore_index);
+
+// loss [], per_sample1 [B], per_sample2 [B], selected1 [B], selected2 [B], num_selected1 [], num_selected2 [],
+// num_nonfinite [], statistics [B, 4]
+using CoteachingLossResult = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
+CoteachingLossResult coteaching_loss(const Tensor& logits1, const Tensor& logits2, const Tensor& target,
+                                     std::optional<double> forget_rate, const std::optional<Tensor>& forget_rate_tensor,
+                                     std::optional<int64_t> num_keep, const std::optional<Tensor>& num_keep_tensor,
+                                     bool round_down, bool disagreement, std::optional<int64_t> ignore_index);
+
+using CoteachingLossOperator = CoteachingLossResult(const Tensor&, const Tensor&, const Tensor&, std::optional<double>,
+                                                    const std::optional<Tensor>&, std::optional<c10::SymInt>,
+                                                    const std::optional<Tensor>&, bool, bool, std::optional<int64_t>);
+
 // -> per_sample [B], statistics [B, 4]
 std::tuple<Tensor, Tensor> joint_loss(const Tensor& logits1, const Tensor& logits2, const Tensor& target,
                                       double co_lambda, std::optional<int64_t> ignore_index);

@@ -35,7 +35,7 @@ JF_INLINE bool is_finite(Real x) {
   return x - x == Real(0);
 }
 
-// The rows of one selection. `only_differing`: disagreement is required and at least one row's predictions differ.
+// The rows of one selection. `only_differing`: those alone whose predictions differ.
 template <class Real>
 class RankedRows {
  public:
@@ -73,7 +73,8 @@ JF_INLINE int64_t rows_to_keep(const SelectionParams& params, int64_t eligible, 
   if (params.num_keep_pointer != nullptr) {
     k = *params.num_keep_pointer;
   } else if (k < 0) {
-    k = num_keep(eligible, params.forget_rate, /*round_up=*/true);
+    const double rate = params.forget_rate_pointer != nullptr ? *params.forget_rate_pointer : params.forget_rate;
+    k = num_keep(eligible, rate, /*round_up=*/!params.round_down);
   }
   return k < 0 ? 0 : (k > finite ? finite : k);
 }

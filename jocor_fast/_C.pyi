@@ -15,6 +15,22 @@ def jocor_loss(
     ignore_index: int | None,
     /,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]: ...
+def decoupling_loss(
+    logits1: Tensor, logits2: Tensor, target: Tensor, ignore_index: int | None, /
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]: ...
+def coteaching_loss(
+    logits1: Tensor,
+    logits2: Tensor,
+    target: Tensor,
+    forget_rate: float | None,
+    forget_rate_tensor: Tensor | None,
+    num_keep: int | None,
+    num_keep_tensor: Tensor | None,
+    round_down: bool,
+    disagreement: bool,
+    ignore_index: int | None,
+    /,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]: ...
 def joint_loss_forward(
     logits1: Tensor, logits2: Tensor, target: Tensor, co_lambda: float, ignore_index: int | None = None
 ) -> tuple[Tensor, Tensor]: ...

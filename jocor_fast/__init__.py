@@ -13,7 +13,19 @@ try:
     from . import noise, reference, schedules
     from ._extension import build_info
     from .engine.api import train
-    from .losses import JoCoRLoss, JoCoROutput, jocor_loss, joint_loss, num_keep, select_small_loss
+    from .forward_correction import forward_corrected_loss
+    from .losses import (
+        CoTeachingOutput,
+        DecouplingOutput,
+        JoCoRLoss,
+        JoCoROutput,
+        coteaching_loss,
+        decoupling_loss,
+        jocor_loss,
+        joint_loss,
+        num_keep,
+        select_small_loss,
+    )
     from .wrong_labels import audit
 except ImportError as error:
     end_command(error)
@@ -22,11 +34,16 @@ except ImportError as error:
 __version__: str = build_info()["version"]
 
 __all__ = [
+    "CoTeachingOutput",
+    "DecouplingOutput",
     "JoCoRClassifier",
     "JoCoRLoss",
     "JoCoROutput",
     "audit",
     "build_info",
+    "coteaching_loss",
+    "decoupling_loss",
+    "forward_corrected_loss",
     "jocor_loss",
     "joint_loss",
     "noise",

@@ -70,6 +70,7 @@ def _real(logits: Tensor) -> torch.dtype:
     return torch.float64 if logits.dtype == torch.float64 else torch.float32
 
 
+@torch.library.register_fake("jocor_fast::decoupling_loss")
 @torch.library.register_fake("jocor_fast::jocor_loss")
 def _(logits1: Tensor, logits2: Tensor, target: Tensor, *settings: Any) -> tuple[Tensor, ...]:
     rows, real = logits1.shape[0], _real(logits1)
@@ -83,10 +84,27 @@ def _(logits1: Tensor, logits2: Tensor, target: Tensor, *settings: Any) -> tuple
     )
 
 
+@torch.library.register_fake("jocor_fast::coteaching_loss")
+def _(logits1: Tensor, logits2: Tensor, target: Tensor, *settings: Any) -> tuple[Tensor, ...]:
+    rows, real = logits1.shape[0], _real(logits1)
+    return (
+        logits1.new_empty((), dtype=real),
+        *(logits1.new_empty((rows,), dtype=real) for _ in range(2)),
+        *(logits1.new_empty((rows,), dtype=torch.bool) for _ in range(2)),
+        *(logits1.new_empty((), dtype=torch.int64) for _ in range(3)),
+        logits1.new_empty((rows, 4), dtype=real),
+    )
+
+
 @torch.library.register_fake("jocor_fast::joint_loss")
 def _(logits1: Tensor, logits2: Tensor, target: Tensor, *settings: Any) -> tuple[Tensor, Tensor]:
     rows, real = logits1.shape[0], _real(logits1)
     return logits1.new_empty((rows,), dtype=real), logits1.new_empty((rows, 4), dtype=real)
+
+
+@torch.library.register_fake("jocor_fast::forward_corrected_rows")
+def _(logits: Tensor, *rest: Any) -> Tensor:
+    return logits.new_empty((logits.shape[0],), dtype=_real(logits))
 
 
 @torch.library.register_fake("jocor_fast::select_small_loss")

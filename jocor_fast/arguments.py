@@ -47,18 +47,23 @@ def check_num_keep(num_keep: int | Tensor, rows: Tensor) -> int | Tensor:
     if type(num_keep) is int and 1 <= num_keep <= _INT64_MAX:
         return num_keep
     if isinstance(num_keep, Tensor):
-        if num_keep.dtype != torch.int64:
-            raise TypeError(f"num_keep must be an int or a 0-d int64 tensor, got a tensor of {num_keep.dtype}")
-        if num_keep.dim() != 0:
-            raise ValueError(f"num_keep must be an int or a 0-d int64 tensor, got shape {tuple(num_keep.shape)}")
-        if isinstance(rows, Tensor) and num_keep.device != rows.device:
-            raise ValueError(f"num_keep must lie on {rows.device} like the rows, got a tensor on {num_keep.device}")
-        return num_keep
+        return _check_scalar("num_keep must be an int or a 0-d int64 tensor", num_keep, torch.int64, rows)
     value = as_integer("num_keep", num_keep)
     empty = isinstance(rows, Tensor) and rows.dim() > 0 and rows.shape[0] == 0
     if not (0 if empty else 1) <= value <= _INT64_MAX:
         raise ValueError(f"num_keep must be at least 1 and fit in 64 bits, got {num_keep!r}")
     return value
+
+
+def _check_scalar(expectation: str, tensor: Tensor, dtype: torch.dtype, rows: Tensor) -> Tensor:
+    if tensor.dtype != dtype:
+        raise TypeError(f"{expectation}, got a tensor of {tensor.dtype}")
+    if tensor.dim() != 0:
+        raise ValueError(f"{expectation}, got shape {tuple(tensor.shape)}")
+    if isinstance(rows, Tensor) and tensor.device != rows.device:
+        name = expectation.partition(" ")[0]
+        raise ValueError(f"{name} must lie on {rows.device} like the rows, got a tensor on {tensor.device}")
+    return tensor
 
 
 def check_keep_arguments(
@@ -72,6 +77,18 @@ def check_keep_arguments(
     raise TypeError(
         f"exactly one of forget_rate and num_keep must be given, got {'neither' if num_keep is None else 'both'}"
     )
+
+
+def check_keep_arguments_or_tensors(
+    forget_rate: float | Tensor | None, num_keep: int | Tensor | None, rows: Tensor
+) -> tuple[float | Tensor | None, int | Tensor | None]:
+    """The same where the forget rate may also be a 0-d float64 tensor beside `rows`, whose value is not read here."""
+    if not isinstance(forget_rate, Tensor):
+        return check_keep_arguments(forget_rate, num_keep, rows)
+    if num_keep is not None:
+        raise TypeError("exactly one of forget_rate and num_keep must be given, got both")
+    expectation = "forget_rate must be a float or a 0-d float64 tensor"
+    return _check_scalar(expectation, forget_rate, torch.float64, rows), None
 
 
 def check_ignore_index(ignore_index: int | None) -> int | None:
@@ -100,6 +117,13 @@ def check_rounding(rounding: str) -> str:
         return rounding
     error = ValueError if isinstance(rounding, str) else TypeError
     raise error(f"rounding must be 'ceil' or 'floor', got {rounding!r}")
+
+
+def check_switch(name: str, value: bool) -> bool:
+    """A bool, and nothing that merely counts as one."""
+    if type(value) is not bool:
+        raise TypeError(f"{name} must be a bool, got {type(value).__name__}")
+    return value
 
 
 def as_real(name: str, value: Any) -> Any:

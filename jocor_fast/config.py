@@ -18,7 +18,7 @@ from typing import Any, Literal
 from .data import CLOTHING1M, CSV_PREFIX, FOLDER_PREFIX, NPZ_PREFIX, holds_files
 from .engine.settings import TrainSettings
 from .experiments import PRESETS, PUBLISHED_CO_LAMBDA, preset_co_lambda
-from .options import OPTIONS, TRAINING_FIELDS, Option
+from .options import OPTIONS, TRAINING_FIELDS, UNFLAGGED_DEFAULTS, Option
 from .schedules import default_decay_start
 
 if sys.version_info >= (3, 11):
@@ -40,8 +40,8 @@ class Config:
     """Settings with their sources, and the reason of each value that was not given.
 
     Attributes:
-        values: one entry for every option; None is what does not apply, or is decided later from the data (model,
-            forget_rate).
+        values: one entry for every option and training setting; None is what does not apply, or is decided later from
+            the data (model, forget_rate).
         sources: where each value comes from.
         reasons: why a value that was not given is what it is, where there is more to say than "it is the default".
         file: the configuration file, for messages.
@@ -117,6 +117,8 @@ def resolve(flags: Mapping[str, str | bool], file: str | None = None) -> Config:
             config.decide(name, from_file[name], "config")
         else:
             config.decide(name, option.default)
+    for name, default in UNFLAGGED_DEFAULTS.items():
+        config.decide(name, default)
     _check_conflicts(config)
     _decide_noise(config)
     if not 0 <= config["val_fraction"] < 1:  # NaN fails both comparisons

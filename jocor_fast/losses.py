@@ -20,10 +20,33 @@ class JoCoROutput(NamedTuple):
     num_nonfinite: Tensor  # 0-d int64: eligible rows whose per_sample is not finite
 
 
-# After JoCoROutput, which the reference imports from here and which needs no compiled kernels.
+class CoTeachingOutput(NamedTuple):
+    """What `coteaching_loss` returns; nothing of it waits for the device."""
+
+    loss: Tensor  # 0-d, differentiable in both logits: mean CE1 over selected2 + mean CE2 over selected1
+    per_sample1: Tensor  # [B], detached: CE1; 0 for ignored rows, as computed (inf, NaN) for non-finite ones
+    per_sample2: Tensor  # [B], detached: CE2
+    selected1: Tensor  # [B] bool: the rows that network 1 chose, which train network 2
+    selected2: Tensor  # [B] bool: the rows that network 2 chose, which train network 1
+    num_selected1: Tensor  # 0-d int64
+    num_selected2: Tensor  # 0-d int64
+    num_nonfinite: Tensor  # 0-d int64: eligible rows whose CE1 or CE2 is not finite
+
+
+class DecouplingOutput(NamedTuple):
+    """What `decoupling_loss` returns; nothing of it waits for the device."""
+
+    loss: Tensor  # 0-d, differentiable in both logits; 0 where no predictions differ
+    selected: Tensor  # [B] bool: the rows on which the predictions differ, without those whose loss is not finite
+    num_selected: Tensor  # 0-d int64
+
+
+# After these, which the reference imports from here and which needs no compiled kernels.
 from ._extension import _C, check_device, operators  # noqa: E402
 
 _jocor_loss = operators.jocor_loss.default
+_decoupling_loss = operators.decoupling_loss.default
+_coteaching_loss = operators.coteaching_loss.default
 _joint_loss = operators.joint_loss.default
 _select_small_loss = operators.select_small_loss.default
 
@@ -34,9 +57,9 @@ def _check_tensors(**tensors: Tensor) -> None:
             raise TypeError(f"{name} must be a tensor, got {type(tensor).__name__}")
 
 
-def _split(num_keep: int | Tensor | None) -> tuple[int | None, Tensor | None]:
-    """As the operators take it: a number, or a tensor that is read on the device."""
-    return (None, num_keep) if isinstance(num_keep, Tensor) else (num_keep, None)
+def _split(number: Any) -> tuple[Any, Tensor | None]:
+    """As the operators take it: a number (or None), or a tensor that is read on the device."""
+    return (None, number) if isinstance(number, Tensor) else (number, None)
 
 
 def jocor_loss(
@@ -170,6 +193,97 @@ def joint_loss(
         logits1, logits2, target, arguments.check_co_lambda(co_lambda), arguments.check_ignore_index(ignore_index)
     )[0]
     return per_sample
+
+
+def coteaching_loss(
+    logits1: Tensor,
+    logits2: Tensor,
+    target: Tensor,
+    *,
+    forget_rate: float | Tensor | None = None,
+    num_keep: int | Tensor | None = None,
+    disagreement: bool = False,
+    ignore_index: int | None = None,
+    rounding: str = "ceil",
+) -> CoTeachingOutput:
+    """Co-teaching: each network's small-loss samples train the other (Han et al., NeurIPS 2018).
+
+    Each network chooses the k rows with the smallest cross-entropy of its own; the loss is the mean CE1 over the choice
+    of network 2 plus the mean CE2 over that of network 1. A row whose CE1 or CE2 is not finite is chosen by neither.
+    With `disagreement` (Co-teaching+, Yu et al., ICML 2019) only rows are eligible on which the predictions differ, by
+    arg-max, the lowest class on ties; where none do, all are (the paper leaves that open).
+
+    >>> import torch
+    >>> import jocor_fast as jf
+    >>> first = torch.tensor([[2.0, 0.0], [0.0, 1.0], [1.0, 0.0]])
+    >>> second = torch.tensor([[0.0, 2.0], [0.0, 1.0], [3.0, 0.0]])
+    >>> out = jf.coteaching_loss(first, second, torch.tensor([0, 1, 0]), num_keep=1)
+    >>> out.selected1, out.selected2
+    (tensor([ True, False, False]), tensor([False, False,  True]))
+
+    Args:
+        logits1, logits2, target, ignore_index: as in `jocor_loss`.
+        forget_rate: τ(t) in [0, 1), the share of the eligible rows to leave out; a float, or a 0-d float64 tensor on
+            the same device (which is read there, so that a captured graph follows it).
+        num_keep: k >= 1 itself, an int or a 0-d int64 tensor likewise. Exactly one of the two must be given.
+        disagreement: whether only rows are eligible on which the predictions differ.
+        rounding: "ceil" or "floor", how a forget rate becomes a number of rows, as in `num_keep`.
+
+    Returns:
+        CoTeachingOutput: loss (float32, float64 for float64 logits), per_sample1, per_sample2, selected1, selected2,
+        num_selected1, num_selected2, num_nonfinite.
+
+    Raises:
+        TypeError, ValueError, RuntimeError: as in `jocor_loss`.
+    """
+    _check_tensors(logits1=logits1, logits2=logits2, target=target)
+    check_device(logits1)
+    forget_rate, num_keep = arguments.check_keep_arguments_or_tensors(forget_rate, num_keep, logits1)
+    compute = _coteaching_loss if is_compiling() else _C.coteaching_loss
+    result = compute(
+        logits1,
+        logits2,
+        target,
+        *_split(forget_rate),
+        *_split(num_keep),
+        arguments.check_rounding(rounding) == "floor",
+        arguments.check_switch("disagreement", disagreement),
+        arguments.check_ignore_index(ignore_index),
+    )
+    return CoTeachingOutput(*result[:8])
+
+
+def decoupling_loss(
+    logits1: Tensor, logits2: Tensor, target: Tensor, *, ignore_index: int | None = None
+) -> DecouplingOutput:
+    """Decoupling: the cross-entropies of the rows on which the two predictions differ (Malach & Shalev-Shwartz, 2017).
+
+    The loss is mean CE1 + mean CE2 over those rows; a row whose CE1 or CE2 is not finite is left out. Predictions are
+    the arg-max, the lowest class on ties. Where none differ the loss is 0 and so are the gradients.
+
+    >>> import torch
+    >>> import jocor_fast as jf
+    >>> first, second = torch.tensor([[2.0, 0.0], [0.0, 1.0]]), torch.tensor([[0.0, 2.0], [0.0, 3.0]])
+    >>> jf.decoupling_loss(first, second, torch.tensor([0, 1])).selected
+    tensor([ True, False])
+
+    Args and errors as in `jocor_loss`.
+
+    Returns:
+        DecouplingOutput: loss (float32, float64 for float64 logits), selected, num_selected.
+    """
+    out = decoupling_rows(logits1, logits2, target, ignore_index=ignore_index)
+    return DecouplingOutput(out.loss, out.selected, out.num_selected)
+
+
+def decoupling_rows(
+    logits1: Tensor, logits2: Tensor, target: Tensor, *, ignore_index: int | None = None
+) -> JoCoROutput:
+    """`decoupling_loss` with all that is known of the rows; per_sample is CE1 + CE2, num_nonfinite of differing."""
+    _check_tensors(logits1=logits1, logits2=logits2, target=target)
+    check_device(logits1)
+    compute = _decoupling_loss if is_compiling() else _C.decoupling_loss
+    return JoCoROutput(*compute(logits1, logits2, target, arguments.check_ignore_index(ignore_index))[:5])
 
 
 def select_small_loss(losses: Tensor, num_keep: int | Tensor, *, eligible: Tensor | None = None) -> Tensor:

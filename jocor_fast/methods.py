@@ -1,7 +1,7 @@
 """The methods as policies: which networks they train, on which rows of a batch, by which loss.
 
 A method sees logits and labels, never a network, a data set or an optimiser; nothing here makes the host wait for the
-device. `METHODS` holds every method by the name that the command line and `jf.train` take.
+device. `METHODS` holds every method by the name that the command line and `jf.train` take, in the order of the paper.
 """
 
 from __future__ import annotations
@@ -12,10 +12,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from jocor_fast.losses import jocor_loss
+from jocor_fast.forward_correction import corrected_rows, log_transposed
+from jocor_fast.losses import coteaching_loss, decoupling_rows, jocor_loss
+from jocor_fast.schedules import keep_rounding
 
 if TYPE_CHECKING:
     from jocor_fast.engine.settings import TrainSettings
+
+
+class Keep(NamedTuple):
+    """How much of a batch an epoch keeps. Numbers, or 0-d tensors on the device that a captured step reads there."""
+
+    num_keep: int | Tensor  # k, the rows that R(t) leaves of a whole batch; int64
+    forget_rate: float | Tensor  # 1 − R(t), for a method that counts k among fewer rows; float64
+    warming_up: bool = False  # of Co-teaching+. It decides which operators run: a captured step holds for one value
 
 
 class StepLoss(NamedTuple):
@@ -25,6 +35,7 @@ class StepLoss(NamedTuple):
     selected: tuple[Tensor, ...]  # masks [B]: the rows that train; two where each network makes a choice of its own
     num_nonfinite: Tensor  # 0-d int64: rows whose loss is not finite
     per_sample: Tensor  # [B], detached: the loss of each row, of both networks together where there are two
+    skip: Tensor | None = None  # 0-d float32: 1 where the parameters are to stay as they are, which Adam's moments move
     logits: tuple[Tensor, ...] = ()  # [B, C] of each network, detached; the step adds them
 
 
@@ -33,17 +44,18 @@ class Method(Protocol):
 
     num_networks: ClassVar[int]
     num_choices: ClassVar[int]  # how many masks `StepLoss.selected` holds
-    selects: ClassVar[bool]  # False: every row trains, and the keep rate is reported as 1
+    selects: ClassVar[bool]  # False: τ and its ramp change nothing, and the keep rate is reported as 1
+    uses_co_lambda: ClassVar[bool]
 
     def __init__(self, settings: TrainSettings) -> None: ...
 
-    def loss(self, logits: tuple[Tensor, ...], labels: Tensor, num_keep: int | Tensor) -> StepLoss:
+    def loss(self, logits: tuple[Tensor, ...], labels: Tensor, keep: Keep) -> StepLoss:
         """The loss of a batch.
 
         Args:
             logits: [B, C] of each network.
             labels: int64 [B].
-            num_keep: k, the rows that this epoch's R(t) leaves of B; a 0-d int64 tensor is read on the device.
+            keep: of the epoch.
         """
         ...
 
@@ -54,15 +66,100 @@ class Standard:
     num_networks: ClassVar[int] = 1
     num_choices: ClassVar[int] = 1
     selects: ClassVar[bool] = False
+    uses_co_lambda: ClassVar[bool] = False
 
     def __init__(self, settings: TrainSettings) -> None:
         pass
 
-    def loss(self, logits: tuple[Tensor, ...], labels: Tensor, num_keep: int | Tensor) -> StepLoss:
+    def loss(self, logits: tuple[Tensor, ...], labels: Tensor, keep: Keep) -> StepLoss:
         accurate = logits[0].to(torch.promote_types(logits[0].dtype, torch.float32))  # no statistics in half precision
-        per_sample = F.cross_entropy(accurate, labels, reduction="none")
-        everything = torch.ones_like(labels, dtype=torch.bool)
-        return StepLoss(per_sample.mean(), (everything,), (~per_sample.detach().isfinite()).sum(), per_sample.detach())
+        return _on_everything(F.cross_entropy(accurate, labels, reduction="none"))
+
+
+class StandardPlus:
+    """One network, its own small-loss rows: at λ = 0 the joint loss of a network with itself is twice the CE."""
+
+    num_networks: ClassVar[int] = 1
+    num_choices: ClassVar[int] = 1
+    selects: ClassVar[bool] = True
+    uses_co_lambda: ClassVar[bool] = False
+
+    def __init__(self, settings: TrainSettings) -> None:
+        pass
+
+    def loss(self, logits: tuple[Tensor, ...], labels: Tensor, keep: Keep) -> StepLoss:
+        out = jocor_loss(logits[0], logits[0], labels, co_lambda=0.0, num_keep=keep.num_keep)
+        return StepLoss(out.loss * 0.5, (out.selected,), out.num_nonfinite, out.per_sample * 0.5)  # exact: a half
+
+
+class FCorrection:
+    """One network, -log((p·T)[y]) on everything; T comes from a first stage (engine/first_stage.py)."""
+
+    num_networks: ClassVar[int] = 1
+    num_choices: ClassVar[int] = 1
+    selects: ClassVar[bool] = False
+    uses_co_lambda: ClassVar[bool] = False
+
+    def __init__(self, settings: TrainSettings) -> None:
+        self.log_transition_t: Tensor | None = None
+
+    def set_transition(self, transition: Tensor) -> None:
+        """Take T [C, C], on the run's device, before the first batch."""
+        self.log_transition_t = log_transposed(transition, torch.float32)
+
+    def loss(self, logits: tuple[Tensor, ...], labels: Tensor, keep: Keep) -> StepLoss:
+        assert self.log_transition_t is not None
+        return _on_everything(corrected_rows(logits[0], labels, self.log_transition_t))
+
+
+class Decoupling:
+    """Two networks, each trained by its own CE on the rows where the two predictions differ; none differ: no update."""
+
+    num_networks: ClassVar[int] = 2
+    num_choices: ClassVar[int] = 1
+    selects: ClassVar[bool] = False
+    uses_co_lambda: ClassVar[bool] = False
+
+    def __init__(self, settings: TrainSettings) -> None:
+        pass
+
+    def loss(self, logits: tuple[Tensor, ...], labels: Tensor, keep: Keep) -> StepLoss:
+        out = decoupling_rows(logits[0], logits[1], labels)
+        nothing = (out.num_selected == 0).float()
+        return StepLoss(out.loss, (out.selected,), out.num_nonfinite, out.per_sample, nothing)
+
+
+class CoTeaching:
+    """Two networks, each trained on the k small-loss rows that the other picked."""
+
+    num_networks: ClassVar[int] = 2
+    num_choices: ClassVar[int] = 2
+    selects: ClassVar[bool] = True
+    uses_co_lambda: ClassVar[bool] = False
+
+    def __init__(self, settings: TrainSettings) -> None:
+        self.rounding = keep_rounding(settings.recipe)
+
+    def loss(self, logits: tuple[Tensor, ...], labels: Tensor, keep: Keep) -> StepLoss:
+        out = coteaching_loss(logits[0], logits[1], labels, num_keep=keep.num_keep)
+        masks = (out.selected1, out.selected2)
+        return StepLoss(out.loss, masks, out.num_nonfinite, out.per_sample1 + out.per_sample2)
+
+
+class CoTeachingPlus(CoTeaching):
+    """Co-teaching while it warms up, then the same among the rows where predictions differ: k = R(t) of those.
+
+    Where no predictions of a batch differ, its choice is that of Co-teaching.
+    """
+
+    def loss(self, logits: tuple[Tensor, ...], labels: Tensor, keep: Keep) -> StepLoss:
+        if keep.warming_up:
+            return super().loss(logits, labels, keep)
+        out = coteaching_loss(
+            logits[0], logits[1], labels, forget_rate=keep.forget_rate, disagreement=True, rounding=self.rounding
+        )
+        masks = (out.selected1, out.selected2)
+        return StepLoss(out.loss, masks, out.num_nonfinite, out.per_sample1 + out.per_sample2)
 
 
 class JoCoR:
@@ -71,13 +168,39 @@ class JoCoR:
     num_networks: ClassVar[int] = 2
     num_choices: ClassVar[int] = 1
     selects: ClassVar[bool] = True
+    uses_co_lambda: ClassVar[bool] = True
 
     def __init__(self, settings: TrainSettings) -> None:
         self.co_lambda = settings.co_lambda
 
-    def loss(self, logits: tuple[Tensor, ...], labels: Tensor, num_keep: int | Tensor) -> StepLoss:
-        out = jocor_loss(logits[0], logits[1], labels, co_lambda=self.co_lambda, num_keep=num_keep)
+    def loss(self, logits: tuple[Tensor, ...], labels: Tensor, keep: Keep) -> StepLoss:
+        out = jocor_loss(logits[0], logits[1], labels, co_lambda=self.co_lambda, num_keep=keep.num_keep)
         return StepLoss(out.loss, (out.selected,), out.num_nonfinite, out.per_sample)
 
 
-METHODS: dict[str, type[Method]] = {"standard": Standard, "jocor": JoCoR}
+class JointOnly(JoCoR):
+    """JoCoR with λ = 0: joint selection, no agreement between the networks."""
+
+    uses_co_lambda: ClassVar[bool] = False
+
+    def __init__(self, settings: TrainSettings) -> None:
+        self.co_lambda = 0.0
+
+
+def _on_everything(losses: Tensor) -> StepLoss:
+    """The mean over the batch of the losses [B] of its rows."""
+    per_sample = losses.detach()
+    everything = torch.ones(losses.shape, dtype=torch.bool, device=losses.device)
+    return StepLoss(losses.mean(), (everything,), (~per_sample.isfinite()).sum(), per_sample)
+
+
+METHODS: dict[str, type[Method]] = {
+    "standard": Standard,
+    "standard-plus": StandardPlus,
+    "f-correction": FCorrection,
+    "decoupling": Decoupling,
+    "coteaching": CoTeaching,
+    "coteaching-plus": CoTeachingPlus,
+    "joint-only": JointOnly,
+    "jocor": JoCoR,
+}

@@ -19,6 +19,8 @@ from .schedules import LR_PLANS, RECIPES
 Kind = Literal["whole", "number", "text", "choice", "switch"]
 VAL_LABELS = ("clean", "noisy", "small-loss")
 TRAINING_FIELDS = tuple(setting.name for setting in fields(TrainSettings))
+# Training settings without a flag: a preset decides them, or this.
+UNFLAGGED_DEFAULTS = {"warmup_epochs": TrainSettings.warmup_epochs}
 
 
 @dataclass(frozen=True)

@@ -24,12 +24,23 @@ from .arguments import (
     check_forget_rate,
     check_ignore_index,
     check_keep_arguments,
+    check_keep_arguments_or_tensors,
     check_num_keep,
     check_rounding,
+    check_switch,
 )
-from .losses import JoCoROutput
+from .forward_correction import check_corrected_arguments
+from .losses import CoTeachingOutput, DecouplingOutput, JoCoROutput
 
-__all__ = ["jocor_loss", "joint_loss", "num_keep", "select_small_loss"]
+__all__ = [
+    "coteaching_loss",
+    "decoupling_loss",
+    "forward_corrected_loss",
+    "jocor_loss",
+    "joint_loss",
+    "num_keep",
+    "select_small_loss",
+]
 
 _FLOAT_TYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _INTEGER_TYPES = (
@@ -56,10 +67,8 @@ def jocor_loss(
     assert num_keep is not None  # exactly one of the two is given
     losses = per_sample.detach()
     selected = _smallest(losses, num_keep, eligible)
-    num_selected = selected.sum()
-    # Divided before it is summed, so that losses near the largest float do not overflow; 0 where nothing is selected.
-    loss = torch.where(selected, per_sample / num_selected.clamp(min=1), 0).sum()
-    return JoCoROutput(loss, losses, selected, num_selected, (eligible & ~losses.isfinite()).sum())
+    loss = _mean_over(selected, per_sample)
+    return JoCoROutput(loss, losses, selected, selected.sum(), (eligible & ~losses.isfinite()).sum())
 
 
 def joint_loss(
@@ -67,6 +76,71 @@ def joint_loss(
 ) -> Tensor:
     """Joint loss of each row, [B], without a selection (paper, equation 1); see `jocor_fast.joint_loss`."""
     return _joint_loss(logits1, logits2, target, co_lambda, ignore_index)[0]
+
+
+def coteaching_loss(
+    logits1: Tensor,
+    logits2: Tensor,
+    target: Tensor,
+    *,
+    forget_rate: float | Tensor | None = None,
+    num_keep: int | Tensor | None = None,
+    disagreement: bool = False,
+    ignore_index: int | None = None,
+    rounding: str = "ceil",
+) -> CoTeachingOutput:
+    """Each network's small-loss rows train the other; see `jocor_fast.coteaching_loss`."""
+    forget_rate, num_keep = check_keep_arguments_or_tensors(forget_rate, num_keep, logits1)
+    check_switch("disagreement", disagreement)
+    check_rounding(rounding)
+    losses1, losses2, eligible = _cross_entropies(logits1, logits2, target, ignore_index)
+    if disagreement:
+        differing = eligible & _predictions_differ(logits1, logits2)
+        eligible = torch.where(differing.any(), differing, eligible)
+    if forget_rate is not None:
+        if not isinstance(forget_rate, Tensor) or forget_rate.device.type == "cpu":
+            forget_rate = check_forget_rate(float(forget_rate))
+        num_keep = _num_keep(int(eligible.sum()), float(forget_rate), rounding)
+    assert num_keep is not None  # exactly one of the two is given
+    finite = (losses1 + losses2).detach().isfinite()
+    selected1, selected2 = (_smallest(losses.detach(), num_keep, eligible & finite) for losses in (losses1, losses2))
+    return CoTeachingOutput(
+        _mean_over(selected2, losses1) + _mean_over(selected1, losses2),
+        losses1.detach(),
+        losses2.detach(),
+        selected1,
+        selected2,
+        selected1.sum(),
+        selected2.sum(),
+        (eligible & ~finite).sum(),
+    )
+
+
+def decoupling_loss(
+    logits1: Tensor, logits2: Tensor, target: Tensor, *, ignore_index: int | None = None
+) -> DecouplingOutput:
+    """Cross-entropies of the rows on which the predictions differ; see `jocor_fast.decoupling_loss`."""
+    losses1, losses2, eligible = _cross_entropies(logits1, logits2, target, ignore_index)
+    finite = (losses1 + losses2).detach().isfinite()
+    selected = eligible & finite & _predictions_differ(logits1, logits2)
+    return DecouplingOutput(_mean_over(selected, losses1) + _mean_over(selected, losses2), selected, selected.sum())
+
+
+def forward_corrected_loss(logits: Tensor, target: Tensor, transition: Any, *, reduction: str = "mean") -> Tensor:
+    """-log((p·T)[y]); see `jocor_fast.forward_corrected_loss`."""
+    matrix = check_corrected_arguments(logits, target, transition, reduction)
+    z = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    valid = _check_labels(target, z, torch.ones_like(target, dtype=torch.bool))
+    label = _column_of_labels(target, valid)[:, 0]
+    log_columns = matrix.double().log().to(z.dtype).t()[label]  # [B, C]: log T[i, y] of each row's label y
+    with torch.no_grad():  # rows that get no gradient are computed from other logits, which keeps NaN out of it
+        losses = -(z.log_softmax(1) + log_columns).logsumexp(1)
+        trains = (valid & losses.isfinite())[:, None]
+    corrected = torch.where(trains, z, 0).log_softmax(1) + torch.where(trains, log_columns, 0)
+    largest = corrected.detach().amax(1, keepdim=True)  # taken off, or its size would cost the gradient its digits
+    corrected_losses = -(largest[:, 0] + (corrected - largest).logsumexp(1))
+    losses = torch.where(trains[:, 0], corrected_losses, torch.where(valid, losses, torch.nan))
+    return losses if reduction == "none" else losses.sum() / max(len(losses), 1)
 
 
 def select_small_loss(losses: Tensor, num_keep: int | Tensor, *, eligible: Tensor | None = None) -> Tensor:
@@ -90,6 +164,33 @@ def _num_keep(rows: int, forget_rate: float, rounding: str) -> int:
     return min(max(keep, 1), rows)
 
 
+def _mean_over(selected: Tensor, losses: Tensor) -> Tensor:
+    """Mean of the selected losses, 0 where none is; divided before it is summed, so that large ones do not overflow."""
+    return torch.where(selected, losses / selected.sum().clamp(min=1), 0).sum()
+
+
+def _predictions_differ(logits1: Tensor, logits2: Tensor) -> Tensor:
+    """Whether the largest logits lie in different classes, [B]; see `_prediction`."""
+    return _prediction(logits1.detach()) != _prediction(logits2.detach())
+
+
+def _prediction(logits: Tensor) -> Tensor:
+    """The first class with the largest logit; NaN counts as the smallest, but for the first class, which it wins."""
+    ordered = torch.where(logits.isnan(), -torch.inf, logits)
+    first_is_nan = logits[:, :1].isnan().any(1)
+    return torch.where(first_is_nan, 0, ordered.argmax(1))
+
+
+def _cross_entropies(
+    logits1: Tensor, logits2: Tensor, target: Tensor, ignore_index: int | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """CE1 and CE2 [B], differentiable, and which rows are eligible: half the joint loss of a network with itself."""
+    _check_logits(logits1, logits2)
+    losses1, eligible = _joint_loss(logits1, logits1, target, 0.0, ignore_index)
+    losses2, _ = _joint_loss(logits2, logits2, target, 0.0, ignore_index)
+    return losses1 / 2, losses2 / 2, eligible
+
+
 def _smallest(losses: Tensor, num_keep: int | Tensor, eligible: Tensor | None) -> Tensor:
     """The first num_keep rows in the order of their losses; among equal losses the lower row comes first."""
     if isinstance(num_keep, Tensor) and num_keep.device.type == "cpu":  # elsewhere the host does not wait for its value
@@ -109,13 +210,9 @@ def _joint_loss(
     co_lambda, ignore_index = check_co_lambda(co_lambda), check_ignore_index(ignore_index)
     _check_logits(logits1, logits2)
     _check_target(target, logits1)
-    classes = logits1.shape[1]
     labels = target.long()
     eligible = torch.ones_like(labels, dtype=torch.bool) if ignore_index is None else labels != ignore_index
-    valid = eligible & (labels >= 0) & (labels < classes)
-    if labels.device.type == "cpu" and not torch.equal(valid, eligible):
-        row = int((eligible & ~valid).nonzero()[0])
-        raise ValueError(f"target[{row}] is {labels[row]}; a label in [0, {classes}) or ignore_index is accepted")
+    valid = _check_labels(labels, logits1, eligible)
     losses: Tensor = _JointLoss.apply(logits1, logits2, target, valid, co_lambda)
     # Where the host is not to wait for the device, an invalid label is a loss that is never selected.
     return torch.where(eligible & ~valid, torch.nan, losses), eligible
@@ -200,6 +297,16 @@ def _check_target(target: Tensor, logits: Tensor) -> None:
         raise ValueError(f"target must have {len(logits)} labels like the rows of logits1, got {len(target)}")
     if target.device != logits.device:
         raise ValueError(f"target must be on {logits.device} like logits1, got {target.device}")
+
+
+def _check_labels(target: Tensor, logits: Tensor, eligible: Tensor) -> Tensor:
+    """Which eligible rows have a label in [0, C); on the CPU a ValueError where one has not."""
+    labels, classes = target.long(), logits.shape[1]
+    valid = eligible & (labels >= 0) & (labels < classes)
+    if labels.device.type == "cpu" and not torch.equal(valid, eligible):
+        row = int((eligible & ~valid).nonzero()[0])
+        raise ValueError(f"target[{row}] is {labels[row]}; a label in [0, {classes}) or ignore_index is accepted")
+    return valid
 
 
 def _check_losses(losses: Tensor, eligible: Tensor | None) -> None:

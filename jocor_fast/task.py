@@ -243,7 +243,7 @@ def _decide_forget_rate(config: Config, labels: _NoisyLabels, realised: float | 
     if config.given("forget_rate"):
         return
     if not METHODS[config["method"]].selects:
-        config.decide("forget_rate", 0.0, reason=f"{config['method']} trains on everything")
+        config.decide("forget_rate", 0.0, reason=f"{config['method']} does not select by loss")
     elif expected is not None:
         config.decide("forget_rate", expected, reason=labels.reason)
     elif realised is not None:

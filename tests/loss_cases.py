@@ -214,6 +214,19 @@ def _samples_of_size(name: str, dtype: torch.dtype, rows: int, classes: int, dev
             (z1, z2_frozen, target.to(torch.uint8), 0.0, None, 3, None, 1),
             (z1_frozen, z2.t().contiguous().t(), target, 1.0, None, None, num_keep, None),
         ]
+    if name == "decoupling_loss":
+        return [(z1, z2, target, None), (z1_frozen, z2.t().contiguous().t(), target.int(), 1)]
+    if name == "coteaching_loss":
+        rate = torch.tensor(0.4, dtype=torch.float64, device=device)
+        return [
+            (z1, z2, target, 0.4, None, None, None, False, False, None),
+            (z1, z2_frozen, target.to(torch.uint8), None, rate, None, None, True, True, 1),
+            (z1_frozen, z2, target, None, None, 3, None, False, True, None),
+            (z1_frozen, z2.t().contiguous().t(), target, None, None, None, num_keep, False, False, None),
+        ]
+    if name == "forward_corrected_rows":
+        matrix = torch.full((classes, classes), 0.1 / classes, device=device).fill_diagonal_(1 - 0.1 + 0.1 / classes)
+        return [(z1, target, matrix.log()), (z1.t().contiguous().t(), target.to(torch.uint8), matrix.log())]
     if name == "joint_loss":
         return [(z1, z2, target, 0.9, None), (z1_frozen, z2, target.int(), 0.5, 1)]
     if name == "select_small_loss":

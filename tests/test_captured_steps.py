@@ -87,6 +87,8 @@ def assert_same_epochs(mine: list[list[Tensor]], expected: list[list[Tensor]]) -
 RUNS: list[tuple[Build, dict[str, Any]]] = [
     (small_tanh, {}),
     (small_tanh, {"method": "standard", "weight_decay": 0.1}),
+    (small_tanh, {"method": "decoupling"}),
+    (small_tanh, {"method": "coteaching-plus", "warmup_epochs": 1}),
     (small_tanh, {"optimizer": "sgd", "lr": 0.1}),
     (small_tanh, {"decay_start": 1}),
     (small_cnn, {"augment": "crop-flip"}),
@@ -122,6 +124,17 @@ def test_steps_are_recorded_once_and_again_only_where_beta1_changes() -> None:
     assert one.names().count("aten::_fused_adam_") == 1
     assert many.names().count("jocor_fast::jocor_loss") == STEPS_PER_GRAPH
     assert many.names().count("aten::index_copy_") == 4  # the metrics and the history of all its steps at once
+
+
+def test_steps_of_co_teaching_plus_are_recorded_again_when_it_is_warm() -> None:
+    training = made(small_tanh, True, method="coteaching-plus", warmup_epochs=2, ramp_epochs=5)
+    cuda = training.cuda
+    assert cuda is not None
+    recorded = []
+    for epoch in range(1, 5):
+        training.epochs(epoch, epoch)
+        recorded.append(len(cuda.recorded))
+    assert recorded == [2, 2, 4, 4]
 
 
 def test_only_a_generator_that_draws_in_a_step_is_registered() -> None:
@@ -273,8 +286,8 @@ def outcomes(count: int, choices: int) -> Iterator[StepLoss]:
     generator = torch.Generator().manual_seed(choices)
     for _ in range(count):
         masks = tuple(torch.rand(4, generator=generator) < 0.5 for _ in range(choices))
-        nonfinite = torch.randint(9, (), generator=generator)
-        yield StepLoss(torch.rand((), generator=generator), masks, nonfinite, torch.zeros(4))
+        nonfinite, losses = torch.randint(9, (), generator=generator), torch.rand(4, generator=generator)
+        yield StepLoss(losses.mean(), masks, nonfinite, losses)
 
 
 @pytest.mark.parametrize("choices", [1, 2])
@@ -300,9 +313,12 @@ def test_rates_are_written_into_the_same_tensors_for_every_epoch() -> None:
         plan = plan_epoch(chosen, epoch, 100)
         loaded = rates.load(plan)
         assert isinstance(loaded.lr, Tensor)
-        assert isinstance(loaded.num_keep, Tensor)
-        assert (loaded.lr.item(), loaded.beta1, loaded.num_keep.item()) == (plan.lr, plan.beta1, plan.num_keep)
-        seen.append((loaded.lr.data_ptr(), loaded.num_keep.data_ptr()))
+        kept, forget_rate, _ = loaded.keep
+        assert isinstance(kept, Tensor)
+        assert isinstance(forget_rate, Tensor)
+        assert (loaded.lr.item(), loaded.beta1, kept.item()) == (plan.lr, plan.beta1, plan.num_keep)
+        assert forget_rate.item() == 1 - plan.keep_rate
+        seen.append((loaded.lr.data_ptr(), kept.data_ptr(), forget_rate.data_ptr()))
     assert len(set(seen)) == 1
 
 

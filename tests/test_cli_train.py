@@ -181,7 +181,7 @@ def test_standard_trains_one_network(blobs: np.ndarray, capsys: pytest.CaptureFi
     for line in content("metrics.jsonl"):
         assert (line["test_accuracy_2"], line["test_accuracy_ensemble"]) == (None, None)
         assert (line["keep_rate"], line["test_accuracy"]) == (1, line["test_accuracy_1"])
-    assert "--co-lambda changes nothing: standard trains on everything" in capsys.readouterr().err
+    assert "--co-lambda changes nothing: standard has no λ" in capsys.readouterr().err
 
 
 def noisy_names(classes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

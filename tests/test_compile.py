@@ -16,7 +16,15 @@ OPERATORS = sorted({name.split("::")[1] for name in torch._C._dispatch_get_all_o
 
 
 def test_the_library_has_the_operators_that_are_tested():
-    assert OPERATORS == ["jocor_loss", "joint_loss", "joint_loss_backward", "select_small_loss"]
+    assert OPERATORS == [
+        "coteaching_loss",
+        "decoupling_loss",
+        "forward_corrected_rows",
+        "jocor_loss",
+        "joint_loss",
+        "joint_loss_backward",
+        "select_small_loss",
+    ]
 
 
 @on_every_device
@@ -36,8 +44,24 @@ def step(z1, z2, target, num_keep):
     rated = jocor_fast.jocor_loss(z1, z2, target, forget_rate=0.25, ignore_index=0)
     rows = jocor_fast.joint_loss(z1, z2, target, co_lambda=0.3)
     chosen = jocor_fast.select_small_loss(rows.detach(), num_keep, eligible=target > 0)
-    total = out.loss + rated.loss + (rows * chosen).sum()
-    return total, out.selected, rated.num_selected, rated.num_nonfinite, chosen
+    exchanged = jocor_fast.coteaching_loss(z1, z2, target, num_keep=num_keep)
+    among = jocor_fast.coteaching_loss(z1, z2, target, forget_rate=0.25, disagreement=True, ignore_index=0)
+    differing = jocor_fast.decoupling_loss(z1, z2, target)
+    matrix = torch.full((z1.shape[1], z1.shape[1]), 1 / z1.shape[1], device=z1.device)
+    corrected = jocor_fast.forward_corrected_loss(
+        z1, target, matrix * 0.5 + torch.eye(len(matrix), device=z1.device) / 2
+    )
+    total = out.loss + rated.loss + (rows * chosen).sum() + exchanged.loss + among.loss + differing.loss + corrected
+    return (
+        total,
+        exchanged.selected1,
+        among.selected2,
+        differing.selected,
+        out.selected,
+        rated.num_selected,
+        rated.num_nonfinite,
+        chosen,
+    )
 
 
 def check_step(compiled, z1, z2, target, num_keep):
@@ -126,7 +150,11 @@ def outputs_and_gradients(z1, z2, target):
     out = jocor_fast.jocor_loss(z1, z2, target, num_keep=3)
     rows = jocor_fast.joint_loss(z1, z2, target)
     mask = jocor_fast.select_small_loss(rows.detach(), 2)
-    return [*out, rows, mask, *torch.autograd.grad(out.loss + rows.sum(), (z1, z2))]
+    exchanged = jocor_fast.coteaching_loss(z1, z2, target, num_keep=3)
+    differing = jocor_fast.decoupling_loss(z1, z2, target)
+    corrected = jocor_fast.forward_corrected_loss(z1, target, torch.eye(5, device=z1.device))
+    total = out.loss + rows.sum() + exchanged.loss + differing.loss + corrected
+    return [*out, rows, mask, *exchanged, *differing, corrected, *torch.autograd.grad(total, (z1, z2))]
 
 
 @on_every_device

@@ -75,6 +75,26 @@ def test_a_rate_is_counted_anew_in_every_replay() -> None:
         assert not selected[:ignored].any()
 
 
+def test_the_choice_among_differing_rows_follows_a_rate_on_the_device() -> None:
+    z1, z2, target = random_logits(200, 10, device="cuda")
+    rate = torch.tensor(0.0, dtype=torch.float64, device="cuda")
+
+    def work() -> list[Tensor]:
+        out = jocor_fast.coteaching_loss(z1, z2, target, forget_rate=rate, disagreement=True)
+        return [*out, *torch.autograd.grad(out.loss, (z1, z2))]
+
+    graph, results = captured(work)
+    for seed, tau in ((1, 0.5), (2, 0.2), (3, 0.9)):
+        fresh = random_logits(200, 10, device="cuda", seed=seed)
+        with torch.no_grad():
+            for held, new in zip((z1, z2, target), fresh, strict=True):
+                held.copy_(new)
+        rate.fill_(tau)
+        graph.replay()
+        out = jocor_fast.coteaching_loss(*fresh, forget_rate=tau, disagreement=True)
+        assert all(map(torch.equal, results, [*out, *torch.autograd.grad(out.loss, fresh[:2])]))
+
+
 def pair_of_networks() -> tuple[torch.nn.ModuleList, torch.optim.Optimizer]:
     torch.manual_seed(0)
     networks = torch.nn.ModuleList(
@@ -196,13 +216,20 @@ def test_no_function_of_the_loss_waits_for_the_device(
         "number": {"num_keep": rows // 2},
         "tensor": {"num_keep": torch.tensor(rows // 2, device="cuda")},
     }[keep]
-    weights = torch.ones(rows, device="cuda")
+    weights, matrix = torch.ones(rows, device="cuda"), torch.eye(classes, device="cuda")
     request.getfixturevalue("waiting_is_an_error")
     for ignore_index in (None, 1):
         out = jocor_fast.jocor_loss(z1, z2, target, ignore_index=ignore_index, **settings)
         torch.autograd.grad(out.loss, (z1, z2))
+        for disagreement in (False, True):
+            exchanged = jocor_fast.coteaching_loss(
+                z1, z2, target, disagreement=disagreement, ignore_index=ignore_index, **settings
+            )
+            torch.autograd.grad(exchanged.loss, (z1, z2))
+        torch.autograd.grad(jocor_fast.decoupling_loss(z1, z2, target, ignore_index=ignore_index).loss, (z1, z2))
         losses = jocor_fast.joint_loss(z1, z2, target, ignore_index=ignore_index)
         torch.autograd.grad(losses, (z1, z2), weights)
+    torch.autograd.grad(jocor_fast.forward_corrected_loss(z1, target, matrix), z1)
     if "num_keep" in settings:
         jocor_fast.select_small_loss(losses.detach(), settings["num_keep"], eligible=eligible)
 

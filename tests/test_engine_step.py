@@ -32,7 +32,7 @@ from jocor_fast.engine.optimizer import FusedAdam, PlainSGD
 from jocor_fast.engine.paired_mlp import PairedMLP
 from jocor_fast.engine.plan import plan_epoch
 from jocor_fast.engine.run import TrainData, fit
-from jocor_fast.methods import Standard
+from jocor_fast.methods import METHODS, FCorrection, Keep, Standard
 from jocor_fast.models import cnn, mlp
 
 SEED = 5
@@ -263,14 +263,16 @@ WAITING = {
 
 def calls_of_an_epoch(networks: tuple[nn.Module, ...], data: TrainData, **changes: Any) -> set[str]:
     training = trainer(networks, data, **changes)
+    if isinstance(training.step.method, FCorrection):
+        training.step.method.set_transition(torch.eye(CLASSES))
     with Calls() as calls:
         training.train_epoch(plan_epoch(training.settings, 1, len(data.labels)), stop=never)
     return calls.names
 
 
-@pytest.mark.parametrize("method", ["standard", "jocor"])
+@pytest.mark.parametrize("method", METHODS)
 def test_no_operator_of_a_step_waits_for_the_device(method: str) -> None:
-    networks = pair_of(small_cnn)[: 1 if method == "standard" else 2]
+    networks = pair_of(small_cnn)[: METHODS[method].num_networks]
     names = calls_of_an_epoch(networks, blobs(40, (3, 8, 8)), method=method, augment="crop-flip")
     assert "aten::convolution" in names
     assert "aten::_fused_adam_" in names
@@ -298,10 +300,10 @@ def test_bfloat16_trains_and_keeps_float32_weights() -> None:
 def test_cross_entropy_of_half_precision_logits_is_computed_in_float32() -> None:
     logits = torch.randn(16, CLASSES, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)
     labels = torch.arange(16) % CLASSES
-    loss = Standard(settings(method="standard")).loss((logits,), labels, 16).loss
+    loss = Standard(settings(method="standard")).loss((logits,), labels, Keep(16, 0.0)).loss
     assert loss.dtype == torch.float32
     assert loss.item() == pytest.approx(F.cross_entropy(logits.double(), labels).item(), rel=1e-6)
-    double = Standard(settings(method="standard")).loss((logits.double(),), labels, 16).loss
+    double = Standard(settings(method="standard")).loss((logits.double(),), labels, Keep(16, 0.0)).loss
     assert double.dtype == torch.float64
 
 

@@ -10,6 +10,15 @@ from loss_cases import LAYOUTS, assert_close, everywhere, oracle, random_logits,
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
+PAIR_LOSSES = ["jocor_loss", "joint_loss", "coteaching_loss", "decoupling_loss"]
+
+
+def loss_of(loss, name, z1, z2, target):
+    """The 0-d loss that a function of the library makes of a batch, or [B]."""
+    settings = {"num_keep": 4} if name in ("jocor_loss", "coteaching_loss") else {}
+    result = getattr(loss, name)(z1, z2, target, **settings)
+    return result if name == "joint_loss" else result.loss
+
 
 @everywhere
 @pytest.mark.parametrize("co_lambda", [0.0, 0.1, 0.5, 0.9, 1.0])
@@ -115,29 +124,25 @@ def test_gradients_flow_to_what_the_logits_were_made_from(loss, device):
 
 @everywhere
 @pytest.mark.parametrize("changed", ["logits1", "logits2", "target"])
-@pytest.mark.parametrize("name", ["jocor_loss", "joint_loss"])
+@pytest.mark.parametrize("name", PAIR_LOSSES)
 def test_input_changed_in_place_before_backward_is_an_error(loss, device, changed, name):
     z1, z2, target = random_logits(8, 3, device=device)
     inputs = {"logits1": z1 * 1, "logits2": z2 * 1, "target": target.clone()}
-    keep = {"num_keep": 4} if name == "jocor_loss" else {}
-    value = getattr(loss, name)(**inputs, **keep)
-    value = value.loss if name == "jocor_loss" else value.sum()
+    value = loss_of(loss, name, *inputs.values()).sum()
     inputs[changed].zero_()
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         value.backward()
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-@pytest.mark.parametrize("name", ["jocor_loss", "joint_loss"])
+@pytest.mark.parametrize("name", PAIR_LOSSES)
 @pytest.mark.parametrize("with_respect_to", ["both", "one", "grad_output"])
 def test_second_derivative_is_refused(device, name, with_respect_to):
     """Not dropped in silence: a gradient penalty would train on something else."""
     z1, z2, target = random_logits(8, 3, device=device)
     if with_respect_to == "one":
         z2 = z2.detach()
-    keep = {"num_keep": 4} if name == "jocor_loss" else {}
-    value = getattr(jocor_fast, name)(z1, z2, target, **keep)
-    value = value.loss if name == "jocor_loss" else value
+    value = loss_of(jocor_fast, name, z1, z2, target)
     grad_output = torch.ones_like(value).requires_grad_(with_respect_to == "grad_output")
     (gradient,) = torch.autograd.grad(value, z1, grad_output, create_graph=True)
     with pytest.raises(RuntimeError, match="twice"):
@@ -145,19 +150,18 @@ def test_second_derivative_is_refused(device, name, with_respect_to):
 
 
 @everywhere
-@pytest.mark.parametrize("name", ["jocor_loss", "joint_loss"])
+@pytest.mark.parametrize("name", PAIR_LOSSES)
 @pytest.mark.parametrize("needs_gradient", [False, True])
 @pytest.mark.filterwarnings("ignore:.*jit.script:FutureWarning")  # torch's own
 def test_forward_mode_is_refused(loss, device, name, needs_gradient):
     """Not answered by a derivative of 0."""
     z1, z2, target = random_logits(8, 3, device=device)
-    keep = {"num_keep": 4} if name == "jocor_loss" else {}
     z1 = z1 if needs_gradient else z1.detach()
     with forward_ad.dual_level():
         dual = forward_ad.make_dual(z1, torch.ones_like(z1))
         for logits in ((dual, z2.detach()), (z2.detach(), dual)):
             with pytest.raises(RuntimeError, match="jvp"):
-                getattr(loss, name)(*logits, target, **keep)
+                loss_of(loss, name, *logits, target)
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])

@@ -8,9 +8,9 @@
 namespace jocor_fast::cpu {
 namespace {
 
-// Disagreement is asked for, and there is a row to which it applies.
 bool only_differing_rows(const SelectionParams& params) {
-  if (!params.require_disagreement || params.row_state == nullptr) return false;
+  if (params.disagreement == Disagreement::ignored || params.row_state == nullptr) return false;
+  if (params.disagreement == Disagreement::required) return true;
   return std::find(params.row_state, params.row_state + params.rows, kEligibleAndPredictionsDiffer) !=
          params.row_state + params.rows;
 }
@@ -82,7 +82,10 @@ void select(const SelectionParams& params) {
   }
   if (params.num_selected != nullptr) *params.num_selected = k;
   if (params.num_nonfinite != nullptr) *params.num_nonfinite = eligible - finite;
-  if (params.mean != nullptr) *static_cast<Real*>(params.mean) = static_cast<Real>(k > 0 ? sum / k : 0.0);
+  if (params.mean != nullptr) {
+    const double offset = params.mean_offset != nullptr ? *static_cast<const Real*>(params.mean_offset) : 0.0;
+    *static_cast<Real*>(params.mean) = static_cast<Real>((k > 0 ? sum / k : 0.0) + offset);
+  }
 }
 
 }  // namespace

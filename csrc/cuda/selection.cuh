@@ -36,9 +36,10 @@ struct RadixScratch {
   double sums[kMaxWarps];
 };
 
-// Disagreement is asked for, and there is a row to which it applies. Every thread must call this.
+// Every thread must call this.
 __device__ __forceinline__ bool only_differing_rows(const SelectionParams& params) {
-  if (!params.require_disagreement || params.row_state == nullptr) return false;
+  if (params.disagreement == Disagreement::ignored || params.row_state == nullptr) return false;
+  if (params.disagreement == Disagreement::required) return true;
   int found = 0;
   for (int64_t row = threadIdx.x; row < params.rows; row += blockDim.x) {
     found |= params.row_state[row] == kEligibleAndPredictionsDiffer;
@@ -60,7 +61,10 @@ __device__ __forceinline__ void write_results(const SelectionParams& params, int
   if (threadIdx.x != 0) return;
   if (params.num_selected != nullptr) *params.num_selected = k;
   if (params.num_nonfinite != nullptr) *params.num_nonfinite = eligible - finite;
-  if (params.mean != nullptr) *static_cast<Real*>(params.mean) = static_cast<Real>(k > 0 ? total[0] / k : 0.0);
+  if (params.mean != nullptr) {
+    const double offset = params.mean_offset != nullptr ? *static_cast<const Real*>(params.mean_offset) : 0.0;
+    *static_cast<Real*>(params.mean) = static_cast<Real>((k > 0 ? total[0] / k : 0.0) + offset);
+  }
 }
 
 // --- by counting ----------------------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from ..engine.run import EpochEvent, Run, fit
 from ..engine.settings import TrainSettings
 from ..experiments import METHOD_TITLES
 from ..methods import METHODS
-from ..options import OPTIONS, TRAINING_FIELDS, Option
+from ..options import OPTIONS, TRAINING_FIELDS, UNFLAGGED_DEFAULTS, Option
 from ..report.screen import TrainingProgress, final_table
 from ..report.tables import percent
 from ..report.tensorboard import MissingTensorBoard, TensorBoardLog
@@ -44,7 +44,7 @@ file (--config), their dashes as underscores:
 # The others are kept in config.json and compared on --resume. Not part of what a run is: where files lie, which there
 # are, when it pauses, and whether bad ones end it.
 NOT_RECORDED = ("data_root", "output", "resume", "stop_after", "tensorboard", "strict")
-RECORDED = tuple(name for name in OPTIONS if name not in NOT_RECORDED)
+RECORDED = tuple(name for name in (*OPTIONS, *UNFLAGGED_DEFAULTS) if name not in NOT_RECORDED)
 # T_k counts epochs of some 400 steps; far shorter ramps were measured to lose to plain training.
 SHORT_RAMP_STEPS = 200
 CLASSES_SHOWN = 20
@@ -89,7 +89,8 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
         console.print(f"left off after epoch {len(result.metrics)}, --resume goes on", soft_wrap=True)
     elif not progress.epochs_shown:
         console.print("this run is finished already, nothing was changed")
-    _print_result(result, Path(config["output"]), console)
+    if result.metrics:
+        _print_result(result, Path(config["output"]), console)
     fault = result.summary.get("diverged")
     if fault is not None:
         place = f"epoch {fault['epoch']}" + (f", batch {fault['batch']}" if fault["batch"] is not None else "")
@@ -103,8 +104,9 @@ def _device(config: Config) -> torch.device:
         device = resolve_device(config["device"])
     except ValueError as error:
         raise ConfigError(config.relabelled(str(error))) from error
-    why_not = build_info()["reason"]
-    if device.type == "cuda" and why_not is not None and METHODS[config["method"]].selects:
+    method, why_not = METHODS[config["method"]], build_info()["reason"]
+    with_kernels = method.selects or method.num_networks > 1
+    if device.type == "cuda" and why_not is not None and with_kernels:
         raise ConfigError(f"{config.label('device')} {device}: this build of jocor_fast has no CUDA kernels, {why_not}")
     return device
 
@@ -146,6 +148,7 @@ def _fit(
             },
             on_epoch=on_epoch,
             on_step=progress.on_step if progress.wants_steps else None,
+            on_stage=progress.on_stage,
         )
     except RunError as error:
         raise RunError(config.relabelled(str(error))) from error
@@ -189,7 +192,10 @@ def _print_header(config: Config, task: Task, device: torch.device, console: Con
         lines["τ"] = (
             f"{config['forget_rate']:.4g} from epoch {config['ramp_epochs']} on ({config.origin('forget_rate')})"
         )
+    if method.uses_co_lambda:
         lines["λ"] = f"{config['co_lambda']:g} ({config.origin('co_lambda')})"
+    if config["method"] == "coteaching-plus":
+        lines["warm-up"] = f"{config['warmup_epochs']} epochs ({config.origin('warmup_epochs')})"
     networks = f"{method.num_networks} × {config['model']}" if method.num_networks > 1 else config["model"]
     lines["network"] = f"{networks} on {device}, weights {_weights_text(config)}"
     if isinstance(task.dataset, ImageDataset):
@@ -199,6 +205,8 @@ def _print_header(config: Config, task: Task, device: torch.device, console: Con
         f"{epochs} epochs of {steps} steps ({config.origin('epochs')}), {config['optimizer']}, learning rate "
         + _rate_text(config)
     )
+    if config["method"] == "f-correction":
+        lines["training"] += ", twice: first a Standard network, whose predictions give the transition matrix"
     lines["output"] = config["output"]
     for name, text in lines.items():
         console.print(Text(f"{name:<9} {text}"), soft_wrap=True)
@@ -276,13 +284,14 @@ def _ramp_warning(config: Config, task: Task) -> str | None:
 
 def _idle_warning(config: Config) -> str | None:
     """A sentence where flags were given that the method has no use for (in a file they may serve other methods)."""
-    if METHODS[config["method"]].selects:
-        return None
-    idle = [name for name in ("co_lambda", "forget_rate", "ramp_epochs") if config.sources[name] == "flag"]
+    method = METHODS[config["method"]]
+    unused = ["co_lambda"] * (not method.uses_co_lambda) + ["forget_rate", "ramp_epochs"] * (not method.selects)
+    idle = [name for name in unused if config.sources[name] == "flag"]
     if not idle:
         return None
     flags = " and ".join(OPTIONS[name].flag for name in idle)
-    return f"{flags} change{'s' * (len(idle) == 1)} nothing: {config['method']} trains on everything"
+    reason = "has no λ" if idle == ["co_lambda"] else "does not select by loss"
+    return f"{flags} change{'s' * (len(idle) == 1)} nothing: {config['method']} {reason}"
 
 
 def _print_result(result: Run, output: Path, console: Console) -> None:

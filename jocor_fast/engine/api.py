@@ -66,9 +66,10 @@ def train(
         test_data: the same, with true labels: measured on after every epoch, chooses nothing.
         val_data: the same: chooses the best epoch.
         clean_labels: [N], the true labels of train_data, where they are known: for label precision alone.
-        method: a key of `jocor_fast.methods.METHODS`.
-        forget_rate: τ in [0, 1), the share of each batch to leave out once the ramp is over (a method that trains on
-            everything does not use it).
+        method: a key of `jocor_fast.methods.METHODS`. "f-correction" trains twice: first a standard network (a copy of
+            the module that was handed in), whose predictions give the transition matrix.
+        forget_rate: τ in [0, 1), the share of each batch to leave out once the ramp is over (a method that does not
+            select by loss does not use it).
         co_lambda: λ in [0, 1], the weight of the agreement between the networks.
         ramp_epochs: T_k ≥ 0, epochs until the full forget rate. It should span a few hundred steps: on small data take
             a small batch_size.

@@ -153,8 +153,8 @@ class EpochNumbers:
 
     @property
     def without_loss(self) -> bool:
-        """Whether no step of the epoch had a loss to learn from."""
-        return not self.finite_steps or not self.selected
+        """Whether no step of the epoch had a finite loss. (A method may find nothing to train on in sound rows.)"""
+        return not self.finite_steps or (not self.selected and self.nonfinite > 0)
 
 
 def shares(counts: Sequence[float]) -> list[float | None]:

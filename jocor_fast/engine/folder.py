@@ -22,6 +22,7 @@ CONFIG, METRICS, SUMMARY, CURVES = "config.json", "metrics.jsonl", "summary.json
 CHECKPOINT, PREVIOUS_CHECKPOINT, BEST = "checkpoint.pt", "checkpoint-previous.pt", "best.pt"
 BAD_FILES = "bad_files.txt"
 DAMAGED_CHECKPOINT = "checkpoint-damaged.pt"
+FIRST_STAGE = "first-stage"  # a folder of the same kind, of a method that trains in two
 _OF_A_RUN = (CONFIG, METRICS, SUMMARY, CHECKPOINT, PREVIOUS_CHECKPOINT, BEST)
 
 
@@ -39,7 +40,7 @@ class RunFolder:
 
     def holds_a_run(self) -> bool:
         """Whether one has been started here."""
-        return any((self.path / name).exists() for name in _OF_A_RUN)
+        return any((self.path / name).exists() for name in (*_OF_A_RUN, FIRST_STAGE))
 
     def clear(self) -> None:
         """Remove what an earlier run left."""

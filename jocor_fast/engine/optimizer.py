@@ -26,7 +26,9 @@ ADAM_EPSILON = 1e-8
 class Optimizer(Protocol):
     """Updates parameters in place by their gradients; a parameter that has none is left alone."""
 
-    def step(self, *, lr: float | Tensor, beta1: float, skip: Tensor | None = None) -> None: ...
+    def step(self, *, lr: float | Tensor, beta1: float, skip: Tensor | None = None) -> None:
+        """Update; where `skip`, a 0-d float32 tensor beside the parameters, is not 0, leave everything as it is."""
+        ...
 
     def state_dict(self) -> dict[str, Any]: ...
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from jocor_fast import schedules
 from jocor_fast.engine.settings import TrainSettings
 from jocor_fast.losses import num_keep
-from jocor_fast.methods import METHODS
+from jocor_fast.methods import METHODS, Keep
 
 
 @dataclass(frozen=True)
@@ -20,12 +20,12 @@ class StepRates:
     Attributes:
         lr: the learning rate; 0-d tensors are read on the device, so that a captured step follows them.
         beta1: Adam's β1, which its kernel takes from the host.
-        num_keep: k, or 0-d int64.
+        keep: how much of a batch is kept, likewise.
     """
 
     lr: float | Tensor
     beta1: float
-    num_keep: int | Tensor
+    keep: Keep
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,9 @@ class EpochPlan:
         epoch: from 1.
         lr: the learning rate.
         beta1: Adam's β1.
-        keep_rate: R(t), 1 for a method that trains on everything.
+        keep_rate: R(t), 1 for a method that does not select by loss.
         num_keep: k, the rows that are kept of each batch.
+        warming_up: whether Co-teaching+ still is Co-teaching.
         steps: batches in the epoch.
         batch_size: rows of a batch (all N samples where they are fewer than a batch).
     """
@@ -47,13 +48,19 @@ class EpochPlan:
     beta1: float
     keep_rate: float
     num_keep: int
+    warming_up: bool
     steps: int
     batch_size: int
 
     @property
     def rates(self) -> StepRates:
         """What its steps read, as numbers."""
-        return StepRates(lr=self.lr, beta1=self.beta1, num_keep=self.num_keep)
+        return StepRates(lr=self.lr, beta1=self.beta1, keep=Keep(self.num_keep, self.forget_rate, self.warming_up))
+
+    @property
+    def forget_rate(self) -> float:
+        """1 − R(t)."""
+        return 1.0 - self.keep_rate
 
 
 class DeviceRates:
@@ -64,12 +71,15 @@ class DeviceRates:
         # those of a Python float.
         self.lr = torch.zeros((), dtype=torch.float32 if device.type == "cuda" else torch.float64, device=device)
         self.num_keep = torch.ones((), dtype=torch.int64, device=device)
+        self.forget_rate = torch.zeros((), dtype=torch.float64, device=device)
 
     def load(self, plan: EpochPlan) -> StepRates:
         """Write the epoch's values; nothing waits for the device."""
         self.lr.fill_(plan.lr)
         self.num_keep.fill_(plan.num_keep)
-        return StepRates(lr=self.lr, beta1=plan.beta1, num_keep=self.num_keep)
+        self.forget_rate.fill_(plan.forget_rate)
+        keep = Keep(self.num_keep, self.forget_rate, plan.warming_up)
+        return StepRates(lr=self.lr, beta1=plan.beta1, keep=keep)
 
 
 def plan_epoch(settings: TrainSettings, epoch: int, num_samples: int) -> EpochPlan:
@@ -92,6 +102,7 @@ def plan_epoch(settings: TrainSettings, epoch: int, num_samples: int) -> EpochPl
         beta1=schedules.adam_beta1(epoch, decay_start=settings.decay_start, recipe=recipe),
         keep_rate=keep_rate,
         num_keep=num_keep(batch_size, 1.0 - keep_rate, rounding=schedules.keep_rounding(recipe)),
+        warming_up=epoch <= settings.warmup_epochs,
         steps=schedules.steps_per_epoch(num_samples, settings.batch_size, recipe),
         batch_size=batch_size,
     )

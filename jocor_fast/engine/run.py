@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import os
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NoReturn
 
-from torch import nn
+from torch import Tensor, nn
 
 from jocor_fast import arguments
 from jocor_fast.engine.environment import describe_environment, resolve_device, seeded_generators
 from jocor_fast.engine.errors import RunError
-from jocor_fast.engine.folder import CONFIG, SUMMARY, RunFolder, plain
+from jocor_fast.engine.first_stage import estimate_from_network, first_stage_settings
+from jocor_fast.engine.folder import CONFIG, FIRST_STAGE, SUMMARY, RunFolder, plain
 from jocor_fast.engine.history import SampleStatistics
 from jocor_fast.engine.interrupt import EXIT_CODE, TerminationRequest
 from jocor_fast.engine.networks import NetworkSource, build_networks
@@ -22,7 +26,7 @@ from jocor_fast.engine.samples import EvalData, TrainData
 from jocor_fast.engine.settings import TrainSettings
 from jocor_fast.engine.summary import best_by_validation, last_mean
 from jocor_fast.engine.trainer import Metrics, Trainer
-from jocor_fast.methods import METHODS
+from jocor_fast.methods import METHODS, FCorrection
 from jocor_fast.schedules import trained_epochs
 
 __all__ = ["EpochEvent", "EvalData", "Run", "TrainData", "fit"]
@@ -51,7 +55,8 @@ class Run:
         networks: the trained modules, in evaluation mode, on the run's device: two, or one for a one-network method.
         metrics: the lines of metrics.jsonl.
         summary: the content of summary.json; its "status" is "finished", "diverged", or "interrupted" after
-            `stop_after`.
+            `stop_after`. No epoch need have been trained where it is "diverged": the first stage of F-correction may
+            have.
         history: what the steps saw of each training sample; `jocor_fast.audit` finds the wrong labels by it.
     """
 
@@ -75,13 +80,15 @@ def fit(
     extra_summary: Mapping[str, Any] | None = None,
     on_epoch: Callable[[EpochEvent], None] | None = None,
     on_step: Callable[[int, int, int], None] | None = None,
+    on_stage: Callable[[str], None] | None = None,
 ) -> Run:
     """Train, evaluate and write the files of a run.
 
     Args:
         settings: what to do.
         networks: the modules (trained in place, from the weights they have), or a function that builds one: it is then
-            called once a network, under torch's generator seeded with `settings.seed`.
+            called once a network, under torch's generator seeded with `settings.seed`. The first stage of F-correction
+            trains a copy of the module, or one that the function builds under its own seed.
         train: what to train on.
         test: what the test accuracies are measured on after every epoch; it chooses nothing.
         val: what the best epoch is chosen by.
@@ -92,9 +99,10 @@ def fit(
         extra_config: merged into config.json. Its "settings" {name: value} join those of `settings`, and like them must
             be the same when the run is resumed; its "sources" say where each came from.
         extra_summary: merged into summary.json (nominal_noise_rate).
-        on_epoch: called after every epoch.
+        on_epoch: called after every epoch, of either stage of a method that has two.
         on_step: called after every step (on a GPU: after several that were launched together) with (epoch, steps done
             in it, steps in it); must not touch the device.
+        on_stage: called with what a stage is before it begins, if the method has two.
 
     Returns:
         The run; also one that `stop_after` ended early (summary["status"] is "interrupted"), or that diverged (it is
@@ -111,6 +119,20 @@ def fit(
         raise ValueError(f"stop_after must be at least 1, got {stop_after}")
     if resume and output is None:
         raise ValueError("resume needs the output folder of the run to go on with, got output=None")
+    first_stage = None
+    if METHODS[settings.method] is FCorrection:
+        first_stage = functools.partial(
+            fit,
+            first_stage_settings(settings),
+            copy.deepcopy(networks) if isinstance(networks, (nn.Module, Sequence)) else networks,
+            train,
+            test=test,
+            val=val,
+            output=None if output is None else Path(output) / FIRST_STAGE,
+            resume=resume,
+            on_epoch=on_epoch,
+            on_step=on_step,
+        )
     with seeded_generators(settings.seed, device):
         count = METHODS[settings.method].num_networks
         trainer = Trainer(settings, build_networks(networks, count, settings.method, device), train, test, val, device)
@@ -125,6 +147,8 @@ def fit(
                 extra_summary=extra_summary or {},
                 on_epoch=on_epoch,
                 on_step=on_step,
+                first_stage=first_stage,
+                on_stage=on_stage or (lambda stage: None),
             )
             return session.run(resume=resume)
         finally:
@@ -144,12 +168,15 @@ class _Session:
     extra_summary: Mapping[str, Any]
     on_epoch: Callable[[EpochEvent], None] | None
     on_step: Callable[[int, int, int], None] | None
+    first_stage: Callable[[], Run] | None  # of F-correction: trains it, or takes it up where it was left
+    on_stage: Callable[[str], None]
 
     def __post_init__(self) -> None:
         self.epochs = trained_epochs(self.settings.epochs, self.settings.recipe)
         self.last = self.epochs if self.stop_after is None else min(self.stop_after, self.epochs)
         self.history: list[Metrics] = []
         self.bad_files_written = 0
+        self.transition: Tensor | None = None  # what the first stage gives
         self.config = {
             **self.extra_config,
             "settings": {**self.settings.as_dict(), **self.extra_config.get("settings", {})},
@@ -176,10 +203,30 @@ class _Session:
                     return Run(self.trainer.networks, self.history, summary, self.trainer.history.statistics())
             self.folder.write_metrics(self.history)  # without the lines after the checkpoint's epoch
         try:
-            return self._train()
+            fault = self._estimate_transition()
+            return self._train() if fault is None else self._finish("diverged", fault)
         except KeyboardInterrupt:  # no safe point, but the last epoch's checkpoint is there
             self._write_summary("interrupted")
             raise
+
+    def _estimate_transition(self) -> dict[str, Any] | None:
+        """Train the first stage, if the method has one, and give the method its result; or why the run has diverged."""
+        method = self.trainer.step.method
+        if self.first_stage is None or not isinstance(method, FCorrection):
+            return None
+        self.on_stage("first stage: Standard, for the transition matrix")
+        try:
+            first = self.first_stage()
+        except SystemExit:
+            self._write_summary("interrupted")
+            raise
+        fault = first.summary.get("diverged")
+        if fault is not None:
+            return {**fault, "reason": f"in the first stage, {fault['reason']}"}
+        self.transition = estimate_from_network(first.networks[0], self.trainer.source, self.trainer.device)
+        method.set_transition(self.transition.to(self.trainer.device))
+        self.on_stage("second stage: F-correction")
+        return None
 
     def _start(self, folder: RunFolder, *, over: bool) -> None:
         if folder.holds_a_run() and not over:
@@ -278,6 +325,8 @@ class _Session:
         }
         if fault is not None:
             summary["diverged"] = fault
+        if self.first_stage is not None:
+            summary["transition"] = None if self.transition is None else self.transition.tolist()
         if self.folder is not None:
             self.folder.write_json(SUMMARY, summary)
         return summary

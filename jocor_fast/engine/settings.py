@@ -28,6 +28,7 @@ class TrainSettings:
         method: a name in `jocor_fast.methods.METHODS`.
         forget_rate: τ, float in [0, 1): the share of a batch that is left out once the ramp is over.
         co_lambda: λ, float in [0, 1].
+        warmup_epochs: int ≥ 0: epochs in which method "coteaching-plus" is "coteaching".
         ramp_epochs: T_k, int ≥ 0: epochs over which the forget rate rises from 0 to τ.
         epochs: int ≥ 1 (≥ 2 for recipe "published", which trains one fewer).
         decay_start: int ≥ 0, the last epoch at the full rate; None: `schedules.default_decay_start`.
@@ -49,6 +50,7 @@ class TrainSettings:
     forget_rate: float
     co_lambda: float = 0.9
     ramp_epochs: int = 10
+    warmup_epochs: int = 0
     epochs: int = 200
     decay_start: int | None = None
     batch_size: int = 128
@@ -78,7 +80,7 @@ class TrainSettings:
                 accepted = "finite and above 0" if name == "lr" else "finite and at least 0"
                 raise ValueError(f"{name} must be {accepted}, got {value}")
             self._set(name, value)
-        for name, least in (("ramp_epochs", 0), ("epochs", 1), ("batch_size", 1), ("seed", 0)):
+        for name, least in (("ramp_epochs", 0), ("warmup_epochs", 0), ("epochs", 1), ("batch_size", 1), ("seed", 0)):
             self._whole(name, least)
         trained_epochs(self.epochs, self.recipe)  # refuses one epoch of recipe "published"
         if self.seed >= 2**63:

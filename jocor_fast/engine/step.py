@@ -60,15 +60,16 @@ class TrainingStep:
         inputs = self.source.network_input(stored)
         with self.autocast():
             logits = self.group.logits(inputs)
-        outcome = self.method.loss(logits, labels, rates.num_keep)
-        overflow = None
+        outcome = self.method.loss(logits, labels, rates.keep)
+        skip = outcome.skip
         if self.loss_scale is None:
             self.group.backward(outcome.loss)
         else:
             self.group.backward(self.loss_scale.scaled(outcome.loss))
             gradients = [parameter.grad for parameter in self.group.parameters if parameter.grad is not None]
             overflow = self.loss_scale.unscale(gradients)
-        self.optimizer.step(lr=rates.lr, beta1=rates.beta1, skip=overflow)
+            skip = overflow if skip is None else torch.maximum(overflow, skip)
+        self.optimizer.step(lr=rates.lr, beta1=rates.beta1, skip=skip)
         return outcome._replace(loss=outcome.loss.detach(), logits=tuple(network.detach() for network in logits))
 
     def autocast(self) -> contextlib.AbstractContextManager[None]:

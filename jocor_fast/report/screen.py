@@ -33,7 +33,7 @@ class TrainingProgress:
         self._bar: Progress | None = None
         if console.is_interactive:
             self._bar = Progress(*_columns(console.width), console=console, transient=True, expand=True)
-            self._task = self._bar.add_task("training", total=epochs, epoch=0, figures="")
+            self._task = self._bar.add_task("", total=epochs, epoch=0, figures="")
 
     def __enter__(self) -> TrainingProgress:
         if self._bar is not None:
@@ -50,6 +50,14 @@ class TrainingProgress:
     def wants_steps(self) -> bool:
         """Whether `on_step` draws anything."""
         return self._bar is not None
+
+    def on_stage(self, stage: str) -> None:
+        """Begin a stage of a run that has several: the epochs count from 1 again."""
+        if self._bar is None:
+            self.console.print(Text(stage), soft_wrap=True)
+            self.console.file.flush()
+        else:
+            self._bar.reset(self._task, description=f"{stage.partition(':')[0]} ", epoch=0, figures="")
 
     def on_step(self, epoch: int, done: int, steps: int) -> None:
         """Move the bar within an epoch."""
@@ -113,7 +121,7 @@ def final_table(metrics: Sequence[Mapping[str, Any]], summary: Mapping[str, Any]
 
 
 def _columns(width: int) -> list[ProgressColumn]:
-    columns: list[ProgressColumn] = [TextColumn("epoch {task.fields[epoch]}/{task.total:.0f}")]
+    columns: list[ProgressColumn] = [TextColumn("{task.description}epoch {task.fields[epoch]}/{task.total:.0f}")]
     if width >= NARROW:
         columns.append(BarColumn(bar_width=None))
     return [*columns, TextColumn("{task.fields[figures]}"), TimeRemainingColumn(compact=True), TextColumn("left")]

@@ -185,7 +185,7 @@ struct Batch {
     params.rows = rows;
     params.losses = params.mean_of = at(per_sample, on_device);
     params.row_state = params.selected = at(selected, on_device);
-    params.require_disagreement = true;
+    params.disagreement = Disagreement::preferred;
     params.num_keep = -1;
     params.forget_rate = 0.4;
     params.num_selected = at(counts, on_device);

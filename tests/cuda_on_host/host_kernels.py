@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 LOGIT_TYPES = ("float16", "bfloat16", "float32", "float64")
+DISAGREEMENTS = ("ignored", "preferred", "required")
 LABEL_TYPES = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64")
 
 
@@ -34,10 +35,11 @@ class RowParams(ctypes.Structure):
 class SelectionParams(ctypes.Structure):
     _fields_ = [
         ("is_double", ctypes.c_bool), ("rows", ctypes.c_int64), ("losses", ctypes.c_void_p),
-        ("also_finite", ctypes.c_void_p), ("row_state", ctypes.c_void_p), ("require_disagreement", ctypes.c_bool),
-        ("num_keep_pointer", ctypes.c_void_p), ("num_keep", ctypes.c_int64), ("forget_rate", ctypes.c_double),
+        ("also_finite", ctypes.c_void_p), ("row_state", ctypes.c_void_p), ("disagreement", ctypes.c_uint8),
+        ("num_keep_pointer", ctypes.c_void_p), ("num_keep", ctypes.c_int64),
+        ("forget_rate_pointer", ctypes.c_void_p), ("forget_rate", ctypes.c_double), ("round_down", ctypes.c_bool),
         ("selected", ctypes.c_void_p), ("num_selected", ctypes.c_void_p), ("num_nonfinite", ctypes.c_void_p),
-        ("mean_of", ctypes.c_void_p), ("mean", ctypes.c_void_p),
+        ("mean_of", ctypes.c_void_p), ("mean_offset", ctypes.c_void_p), ("mean", ctypes.c_void_p),
     ]  # fmt: skip
 
 
@@ -170,30 +172,36 @@ class HostKernels:
         losses: np.ndarray[Any, Any],
         row_state: np.ndarray[Any, Any] | None = None,
         also_finite: np.ndarray[Any, Any] | None = None,
-        require_disagreement: bool = False,
+        disagreement: str = "ignored",
         num_keep: int | np.ndarray[Any, Any] | None = None,
-        forget_rate: float = 0.0,
+        forget_rate: float | np.ndarray[Any, Any] = 0.0,
+        round_down: bool = False,
         mean_of: np.ndarray[Any, Any] | None = None,
+        mean_offset: float | None = None,
         selected: np.ndarray[Any, Any] | None = None,
     ) -> tuple[SelectionParams, list[np.ndarray[Any, Any]]]:
-        """`num_keep` as an array [1] is read by the kernel; None: `forget_rate`. `selected` may be `row_state`."""
+        """`num_keep` and `forget_rate` as arrays [1] are read by the kernel. `selected` may be `row_state`."""
         selected = dirty(len(losses), np.uint8) if selected is None else selected
         outputs = [selected, dirty(1, np.int64), dirty(1, np.int64), dirty(1, losses.dtype)]
-        on_device = isinstance(num_keep, np.ndarray)
+        if mean_offset is not None:  # where the mean is to be written, as the operator has it
+            outputs[3][0] = mean_offset
         params = SelectionParams(
             is_double=losses.dtype == np.float64,
             rows=len(losses),
             losses=address(losses),
             also_finite=address(also_finite),
             row_state=address(row_state),
-            require_disagreement=require_disagreement,
+            disagreement=DISAGREEMENTS.index(disagreement),
             num_keep_pointer=num_keep.ctypes.data if isinstance(num_keep, np.ndarray) else None,
-            num_keep=-1 if on_device or num_keep is None else int(num_keep),
-            forget_rate=forget_rate,
+            num_keep=-1 if isinstance(num_keep, np.ndarray) or num_keep is None else int(num_keep),
+            forget_rate_pointer=forget_rate.ctypes.data if isinstance(forget_rate, np.ndarray) else None,
+            forget_rate=-1 if isinstance(forget_rate, np.ndarray) else forget_rate,
+            round_down=round_down,
             selected=address(outputs[0]),
             num_selected=address(outputs[1]),
             num_nonfinite=address(outputs[2]),
             mean_of=address(mean_of),
+            mean_offset=None if mean_offset is None else address(outputs[3]),
             mean=None if mean_of is None else address(outputs[3]),
         )
         return params, outputs
@@ -211,7 +219,7 @@ class HostKernels:
 
     def row_losses_and_selection(self, pair: Pair, **settings: Any) -> tuple[RowResults, SelectionResults]:
         """As the operator calls it: the selection reads the rows' states, then replaces them by its choice."""
-        row_params, results = self._rows(pair, settings.get("require_disagreement", False))
+        row_params, results = self._rows(pair, settings.get("disagreement", "ignored") != "ignored")
         params, outputs = self._selection(
             results.per_sample,
             row_state=results.row_state,

@@ -93,24 +93,28 @@ def select(
     *,
     row_state: Array | None = None,
     also_finite: Array | None = None,
-    require_disagreement: bool = False,
+    disagreement: str = "ignored",
     num_keep: int | None = None,
     forget_rate: float = 0.0,
+    round_down: bool = False,
     mean_of: Array | None = None,
+    mean_offset: float | None = None,
 ) -> tuple[Array, int, int, float]:
     """selected, num_selected, num_nonfinite and the mean, by NumPy's stable sort."""
     eligible = np.ones(len(losses), bool) if row_state is None else row_state != INELIGIBLE
-    if require_disagreement and row_state is not None and (row_state == DIFFERING).any():
-        eligible = row_state == DIFFERING
+    differing = row_state == DIFFERING
+    if disagreement == "required" or (disagreement == "preferred" and np.any(differing)):
+        eligible = eligible & differing
     finite = eligible & np.isfinite(losses)
     if also_finite is not None:
         finite &= np.isfinite(also_finite)
     n = int(eligible.sum())
     if num_keep is None:
-        num_keep = min(max(math.ceil((1 - forget_rate) * n - 1e-9 * n), 1), n)
+        exact, slack = (1 - forget_rate) * n, 1e-9 * n
+        num_keep = min(max(math.floor(exact + slack) if round_down else math.ceil(exact - slack), 1), n)
     candidates = np.flatnonzero(finite)
     chosen = candidates[np.argsort(losses[candidates], kind="stable")[: max(num_keep, 0)]]
     selected = np.zeros(len(losses), bool)
     selected[chosen] = True
     mean = 0.0 if mean_of is None or not len(chosen) else float(mean_of[selected].astype(np.float64).mean())
-    return selected, len(chosen), n - int(finite.sum()), mean
+    return selected, len(chosen), n - int(finite.sum()), mean + (mean_offset or 0.0)

@@ -20,8 +20,9 @@ SIZES = [1, 2, 31, 32, 33, 127, 128, 511, 512, 513, 1000, 1024, 1025, 4095, 4097
 
 
 def assert_selection_is_right(actual: SelectionResults, losses: Array, **settings: Any) -> None:
-    if isinstance(settings.get("num_keep"), np.ndarray):
-        settings["num_keep"] = int(settings["num_keep"][0])
+    for name in ("num_keep", "forget_rate"):
+        if isinstance(settings.get(name), np.ndarray):
+            settings[name] = settings[name][0].item()
     selected, num_selected, num_nonfinite, mean = oracle.select(losses, **settings)
     np.testing.assert_array_equal(actual.selected, selected)
     assert (actual.num_selected, actual.num_nonfinite) == (num_selected, num_nonfinite)
@@ -86,8 +87,13 @@ def test_rows_that_may_not_be_chosen(kernels: HostKernels, real: Any, rows: int)
         {"num_keep": rows // 4, "row_state": state},
         {"forget_rate": 0.3, "row_state": state},
         {"forget_rate": 0.3, "row_state": state, "also_finite": other, "mean_of": other},
-        {"forget_rate": 0.5, "row_state": state, "require_disagreement": True},
-        {"forget_rate": 0.5, "row_state": np.minimum(state, oracle.ELIGIBLE), "require_disagreement": True},
+        {"forget_rate": 0.5, "row_state": state, "disagreement": "preferred"},
+        {"forget_rate": 0.5, "row_state": np.minimum(state, oracle.ELIGIBLE), "disagreement": "preferred"},
+        {"num_keep": rows, "row_state": state, "disagreement": "required", "mean_of": losses},
+        {"num_keep": rows, "row_state": np.minimum(state, oracle.ELIGIBLE), "disagreement": "required"},
+        {"forget_rate": np.array([0.3]), "row_state": state, "mean_of": losses, "mean_offset": 1.5},
+        {"forget_rate": 0.45, "row_state": state, "round_down": True},
+        {"forget_rate": np.array([2.0])},
         {"forget_rate": 0.0, "row_state": np.zeros_like(state)},
         {"num_keep": np.array([rows // 5]), "mean_of": losses},
         {"num_keep": np.array([-3])},
@@ -159,9 +165,11 @@ def test_the_selection_among_differing_predictions_follows_the_rows(kernels: Hos
     for rows in (100, 1000):
         pair = random_pair(rows, 10, seed=5)
         state = kernels.row_losses(pair).row_state
-        results, selection = kernels.row_losses_and_selection(pair, forget_rate=0.3, require_disagreement=True)
-        settings: dict[str, Any] = {"row_state": state, "forget_rate": 0.3, "require_disagreement": True}
-        assert_selection_is_right(selection, results.per_sample, mean_of=results.per_sample, **settings)
+        for disagreement in ("preferred", "required"):
+            settings: dict[str, Any] = {"forget_rate": 0.3, "disagreement": disagreement}
+            results, selection = kernels.row_losses_and_selection(pair, **settings)
+            settings |= {"row_state": state, "mean_of": results.per_sample}
+            assert_selection_is_right(selection, results.per_sample, **settings)
 
 
 @pytest.mark.parametrize("rows", [2**32, 2**40])

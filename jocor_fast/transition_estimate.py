@@ -1,0 +1,45 @@
+"""The transition matrix of label noise, estimated from a network that was trained on the noisy labels.
+
+Where a sample surely is of class i (an "anchor"), a network trained on noisy labels predicts of it how class i is
+labelled: row i of T, T[i, j] = P(noisy j | clean i) (Patrini et al., CVPR 2017, theorem 3).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+_PERCENTILE = 97.0
+
+
+def anchor_percentile(num_classes: int) -> float:
+    """Which percentile of a class's probability its anchor has: 97, as in the paper, for outliers lie above it.
+
+    100, the arg-max, where a class has fewer than the 3 % of the samples that lie above the 97th percentile, which then
+    is no sample of that class: beyond 33 classes, such as on CIFAR-100.
+    """
+    return _PERCENTILE if num_classes * (100.0 - _PERCENTILE) <= 100.0 else 100.0
+
+
+def estimate_transition(probabilities: np.ndarray, percentile: float) -> np.ndarray:
+    """T from what a network trained on the noisy labels predicts.
+
+    Args:
+        probabilities: [N, C], each row summing to 1; it is not written to.
+        percentile: in [0, 100], of the probability of class i over the samples, at which the anchor of class i lies
+            (the sample with the next lower probability, the first of several).
+
+    Returns:
+        float64 [C, C]: row i is what is predicted of the anchor of class i, and sums to 1.
+
+    Raises:
+        ValueError: probabilities is not a matrix of finite numbers with a row, or percentile is out of range.
+    """
+    matrix = np.asarray(probabilities, dtype=np.float64)
+    if matrix.ndim != 2 or not matrix.size or not np.isfinite(matrix).all():
+        raise ValueError(f"probabilities must be a matrix [N, C] of finite numbers, got shape {matrix.shape}")
+    if not 0 <= percentile <= 100:  # NaN fails the comparison
+        raise ValueError(f"percentile must lie in [0, 100], got {percentile!r}")
+    at_percentile = np.percentile(matrix, percentile, axis=0, method="lower")
+    anchors = (matrix == at_percentile).argmax(axis=0)
+    rows = matrix[anchors]  # a copy
+    return rows / rows.sum(axis=1, keepdims=True)

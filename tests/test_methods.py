@@ -1,0 +1,298 @@
+"""The eight methods: each against a plain PyTorch loop of three steps, and each from end to end on digits."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from engine_cases import CLASSES, blobs, held_out, pair_of, parameters, run, same_bits, settings, small_mlp, small_tanh
+from jocor_fast import num_keep
+from jocor_fast.data.digits import load_digits
+from jocor_fast.engine.errors import RunError
+from jocor_fast.engine.first_stage import estimate_from_network, first_stage_settings
+from jocor_fast.engine.optimizer import FusedAdam, PlainSGD
+from jocor_fast.engine.plan import plan_epoch
+from jocor_fast.engine.run import Run, TrainData, fit
+from jocor_fast.engine.samples import ResidentInputs
+from jocor_fast.methods import METHODS, Keep
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+SEED, BATCH, KEPT = 5, 16, 10
+ONE_NETWORK = ("standard", "standard-plus", "f-correction")
+
+
+def batches(data: TrainData, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """The three batches of the first epoch of a run with this seed."""
+    order = torch.randperm(len(data.labels), generator=torch.Generator().manual_seed(seed))
+    for rows in order.split(BATCH)[:3]:
+        yield data.inputs[rows] * (1 / 255), data.labels[rows]
+
+
+def smallest(losses: Tensor, k: int) -> Tensor:
+    return losses.detach().argsort(stable=True)[:k]
+
+
+def plain_loss(method: str, z: list[Tensor], y: Tensor, transition: Tensor | None) -> Tensor:
+    """A method's loss as one would write it down from the papers: no masks, no kernels, softmax and logarithm."""
+    ce = [F.cross_entropy(logits, y, reduction="none") for logits in z]
+    if method == "standard":
+        return ce[0].mean()
+    if method == "standard-plus":
+        return ce[0][smallest(ce[0], KEPT)].mean()
+    if method == "f-correction":
+        return -(z[0].softmax(1) @ transition).gather(1, y[:, None]).log().mean()
+    if method == "joint-only":
+        return (ce[0] + ce[1])[smallest(ce[0] + ce[1], KEPT)].mean()
+    rows = (z[0].argmax(1) != z[1].argmax(1)).nonzero().flatten()
+    if method == "decoupling":
+        return ce[0][rows].mean() + ce[1][rows].mean() if len(rows) else 0 * (z[0].sum() + z[1].sum())
+    among, k = torch.arange(len(y)), KEPT
+    if method == "coteaching-plus" and len(rows):
+        among, k = rows, num_keep(len(rows), 0.4)
+    one, two = among[smallest(ce[0][among], k)], among[smallest(ce[1][among], k)]
+    return ce[0][two].mean() + ce[1][one].mean()
+
+
+@pytest.mark.parametrize("network", [small_mlp, small_tanh], ids=["paired", "separate"])
+@pytest.mark.parametrize("method", [name for name in METHODS if name != "jocor"])
+def test_three_steps_equal_a_plain_loop(method: str, network: Any) -> None:
+    """Case 33. (JoCoR's own loop stands in test_engine_step.py.)"""
+    data, transition = blobs(48), None
+    mine, theirs = pair_of(network), pair_of(network)
+    if method in ONE_NETWORK:
+        mine, theirs = mine[:1], theirs[:1]
+    changes = {"method": method, "ramp_epochs": 0, "forget_rate": 0.4, "epochs": 1, "seed": SEED}
+    result = fit(settings(**changes), mine, data)
+    if method == "f-correction":
+        transition = torch.tensor(result.summary["transition"], dtype=torch.float32)
+
+    plain = torch.optim.Adam([p for net in theirs for p in net.parameters()], 0.01)
+    for inputs, labels in batches(data, SEED):
+        plain.zero_grad()
+        plain_loss(method, [net(inputs) for net in theirs], labels, transition).backward()
+        plain.step()
+
+    for ours, expected in zip(mine, theirs, strict=True):
+        torch.testing.assert_close(dict(ours.state_dict()), dict(expected.state_dict()), rtol=1e-4, atol=1e-5)
+
+
+def test_joint_only_is_jocor_without_agreement_bit_for_bit() -> None:
+    """Case 33. And its own λ is 0, whatever the setting says."""
+    joint, jocor = (
+        run(method=method, co_lambda=co_lambda, epochs=2) for method, co_lambda in (("joint-only", 0.9), ("jocor", 0.0))
+    )
+    assert same_bits(parameters(joint.networks), parameters(jocor.networks))
+    other = run(method="jocor", co_lambda=0.9, epochs=2)
+    assert not same_bits(parameters(joint.networks), parameters(other.networks))
+
+
+def outcome(method: str, z: list[Tensor], y: Tensor, keep: Keep, **changes: Any) -> Any:
+    return METHODS[method](settings(method=method, **changes)).loss(tuple(z), y, keep)
+
+
+def random_batch(rows: int = 24, seed: int = 0) -> tuple[list[Tensor], Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    z = [torch.randn(rows, CLASSES, generator=generator, requires_grad=True) for _ in range(2)]
+    return z, torch.randint(CLASSES, (rows,), generator=generator)
+
+
+@pytest.mark.parametrize("method", [name for name in METHODS if name != "f-correction"])
+def test_what_a_step_hands_over(method: str) -> None:
+    z, y = random_batch()
+    z = z[: METHODS[method].num_networks]
+    step = outcome(method, z, y, Keep(9, 0.625))
+    assert len(step.selected) == METHODS[method].num_choices
+    assert all(mask.shape == (24,) and mask.dtype == torch.bool for mask in step.selected)
+    assert step.per_sample.shape == (24,)
+    assert not step.per_sample.requires_grad
+    assert step.loss.requires_grad
+    ce = sum(F.cross_entropy(logits, y, reduction="none") for logits in z)
+    if method != "jocor":
+        torch.testing.assert_close(step.per_sample, ce.detach())
+    if METHODS[method].selects and method != "coteaching-plus":
+        assert [mask.sum().item() for mask in step.selected] == [9] * METHODS[method].num_choices
+
+
+@pytest.mark.parametrize("recipe", ["paper", "published"])
+def test_co_teaching_plus_counts_k_among_the_differing_rows_once_it_is_warm(recipe: str) -> None:
+    """Case 31; rounded as the recipe rounds."""
+    z, y = random_batch()
+    differing = z[0].argmax(1) != z[1].argmax(1)
+    warm, plus = (outcome("coteaching-plus", z, y, Keep(9, 0.625, warming), recipe=recipe) for warming in (True, False))
+    same = outcome("coteaching", z, y, Keep(9, 0.625))
+    assert all(map(torch.equal, warm.selected, same.selected))
+    exact = (1 - 0.625) * int(differing.sum())
+    assert exact != int(exact)
+    kept = math.ceil(exact) if recipe == "paper" else math.floor(exact)
+    for mask in plus.selected:
+        assert mask.sum().item() == kept
+        assert not (mask & ~differing).any()
+
+
+@pytest.mark.parametrize("method", ["standard-plus", "coteaching", "coteaching-plus", "joint-only", "jocor"])
+def test_a_step_takes_its_numbers_from_the_device(method: str) -> None:
+    z, y = random_batch()
+    z = z[: METHODS[method].num_networks]
+    on_device = Keep(torch.tensor(9), torch.tensor(0.625, dtype=torch.float64))
+    for one, other in zip(
+        outcome(method, z, y, Keep(9, 0.625)).selected, outcome(method, z, y, on_device).selected, strict=True
+    ):
+        assert torch.equal(one, other)
+
+
+def test_the_warm_up_of_co_teaching_plus_ends_after_its_epochs() -> None:
+    plans = [plan_epoch(settings(method="coteaching-plus", warmup_epochs=2), epoch, 100) for epoch in (1, 2, 3)]
+    assert [plan.rates.keep.warming_up for plan in plans] == [True, True, False]
+    assert plans[2].rates.keep == Keep(plans[2].num_keep, 1 - plans[2].keep_rate, False)
+
+
+# --- Decoupling where nothing differs ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+def test_case_32_where_nobody_disagrees_no_parameter_moves(optimizer: str) -> None:
+    """Not by the moments of earlier steps either, nor by weight decay."""
+    start = torch.linspace(-1, 1, 6)
+    mine = nn.Parameter(start.clone())
+    steps = {"adam": FusedAdam, "sgd": PlainSGD}[optimizer]([mine], weight_decay=0.1)
+    mine.grad = torch.ones(6)
+    steps.step(lr=0.1, beta1=0.9, skip=torch.tensor(0.0))
+    moved = mine.detach().clone()
+    assert not torch.equal(moved, start)
+    state = [value.clone() for values in steps.state_dict().values() for value in values]
+    mine.grad = torch.zeros(6)
+    steps.step(lr=0.1, beta1=0.9, skip=torch.tensor(1.0))
+    assert torch.equal(mine, moved)
+    assert same_bits(state, [value for values in steps.state_dict().values() for value in values])
+
+
+def test_decoupling_whose_networks_always_agree_has_trained_nothing_and_not_diverged() -> None:
+    networks = pair_of(small_tanh)
+    networks[1].load_state_dict(networks[0].state_dict())
+    before = parameters(networks)
+    with pytest.warns(UserWarning, match="same weights"):
+        result = fit(settings(method="decoupling", epochs=2, weight_decay=0.1), networks, blobs(40))
+    assert result.summary["status"] == "finished"
+    assert [line["train_loss"] for line in result.metrics] == [None, None]
+    assert same_bits(before, parameters(networks))
+
+
+# --- F-correction -----------------------------------------------------------------------------------------------------
+
+
+def f_correction(output: Path | None = None, data: TrainData | None = None, **arguments: Any) -> Run:
+    return fit(
+        settings(method="f-correction", epochs=3), small_tanh, data or blobs(70), test=held_out(45), output=output,
+        **arguments,
+    )  # fmt: skip
+
+
+def test_f_correction_reports_the_estimate_of_its_first_stage(tmp_path: Path) -> None:
+    """Case 34: the estimate, not the truth. The first stage is a Standard run with a seed of its own."""
+    result = f_correction(tmp_path / "run")
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    first = json.loads((tmp_path / "run" / "first-stage" / "config.json").read_text())["settings"]
+    assert first["method"] == "standard"
+    assert first["epochs"] == 3
+    assert first["seed"] != 0
+    alone = fit(first_stage_settings(settings(method="f-correction", epochs=3)), small_tanh, blobs(70))
+    source = ResidentInputs(blobs(70).inputs, 1 / 255, torch.device("cpu"))
+    expected = estimate_from_network(alone.networks[0], source, torch.device("cpu"))
+    assert summary["transition"] == result.summary["transition"] == expected.tolist()
+    assert {line["keep_rate"] for line in result.metrics} == {1.0}
+    assert [line["epoch"] for line in result.metrics] == [1, 2, 3]
+
+
+def test_a_module_handed_in_is_trained_by_the_second_stage_alone() -> None:
+    """The first one trains a copy: the seeds differ, the initial weights are those that were handed in."""
+    network, copy_of_it = pair_of(small_tanh)
+    copy_of_it.load_state_dict(network.state_dict())
+    result = fit(settings(method="f-correction", epochs=1, batch_size=70), network, blobs(70))
+    assert result.networks == (network,)
+    first = fit(first_stage_settings(settings(method="f-correction", epochs=1, batch_size=70)), copy_of_it, blobs(70))
+    source = ResidentInputs(blobs(70).inputs, 1 / 255, torch.device("cpu"))
+    expected = estimate_from_network(first.networks[0], source, torch.device("cpu"))
+    torch.testing.assert_close(torch.tensor(result.summary["transition"], dtype=torch.float64), expected)
+
+
+@pytest.mark.parametrize("stops_in", ["first stage", "second stage"])
+def test_f_correction_goes_on_in_either_stage(tmp_path: Path, stops_in: str) -> None:
+    class Stopped(Exception):
+        pass
+
+    stage, whole = "", f_correction(tmp_path / "whole")
+
+    def on_stage(text: str) -> None:
+        nonlocal stage
+        stage = text
+
+    def stop(event: Any) -> None:
+        if stage.startswith(stops_in) and event.epoch == 2:
+            raise Stopped
+
+    with pytest.raises(Stopped):
+        f_correction(tmp_path / "run", on_stage=on_stage, on_epoch=stop)
+    with pytest.raises(RunError, match="holds a run already"):
+        f_correction(tmp_path / "run")
+    epochs: list[int] = []
+    resumed = f_correction(tmp_path / "run", resume=True, on_epoch=lambda event: epochs.append(event.epoch))
+    assert epochs == ([3, 1, 2, 3] if stops_in == "first stage" else [3])
+    assert same_bits(parameters(resumed.networks), parameters(whole.networks))
+    assert resumed.summary["transition"] == whole.summary["transition"]
+    again = f_correction(tmp_path / "run", resume=True, on_epoch=stop)
+    assert again.summary == resumed.summary
+
+
+def test_a_first_stage_that_diverges_ends_the_run_as_diverged(tmp_path: Path) -> None:
+    broken = TrainData(torch.full((32, 6), torch.nan), torch.zeros(32, dtype=torch.int64))
+    result = f_correction(tmp_path / "run", data=broken)
+    assert result.summary["status"] == "diverged"
+    assert result.summary["diverged"]["reason"].startswith("in the first stage, ")
+    assert (result.metrics, result.summary["transition"]) == ([], None)
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "diverged"
+
+
+# --- end to end -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_learns_digits_with_a_fifth_of_the_labels_wrong(method: str) -> None:
+    digits = load_digits()
+    clean = torch.from_numpy(digits.train_labels)
+    generator = torch.Generator().manual_seed(0)
+    flipped = torch.rand(len(clean), generator=generator) < 0.2
+    noisy = torch.where(flipped, (clean + torch.randint(1, 10, clean.shape, generator=generator)) % 10, clean)
+    inputs = torch.from_numpy(digits.train_inputs).flatten(1)
+
+    def network() -> nn.Module:
+        return nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
+
+    result = fit(
+        settings(method=method, forget_rate=0.2, epochs=12, batch_size=32, lr=3e-3),
+        network,
+        TrainData(inputs, noisy, clean, digits.input_scale),
+        test=held_out_digits(digits),
+    )
+    last = result.metrics[-1]
+    assert result.summary["status"] == "finished"
+    assert last["test_accuracy"] > (0.6 if method == "decoupling" else 0.85)  # it sees half as many samples as others
+    assert last["nonfinite_rows"] == 0
+    if METHODS[method].selects:
+        assert last["label_precision"] > 0.85
+    elif method != "decoupling":
+        assert last["label_precision"] == pytest.approx(1 - flipped.float().mean().item(), abs=0.01)
+
+
+def held_out_digits(digits: Any) -> Any:
+    data = held_out(1)
+    inputs = torch.from_numpy(digits.test_inputs).flatten(1)
+    return type(data)(inputs, torch.from_numpy(digits.test_labels), digits.input_scale)
