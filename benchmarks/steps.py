@@ -177,10 +177,12 @@ def runs_at_once(count: int) -> dict[str, Any]:
     """One run of MNIST's JoCoR (digits, where MNIST is not at hand), and `count` of them at once."""
     root = os.environ.get("JOCOR_FAST_DATA")
     data = "mnist" if root and (Path(root) / "mnist").is_dir() else "digits"
+    epochs = 200 if device() == "cuda" or data == "digits" else 3
     options = ["--dataset", data, "--noise", "symmetric", "--noise-rate", "0.5", "--device", device()]
-    options += ["--epochs", "200" if device() == "cuda" or data == "digits" else "3"]
+    options += ["--epochs", str(epochs)]
     alone, together = seconds_of_runs(1, options), seconds_of_runs(count, options)
-    return {"options": options, "runs": count, "one_alone": alone, "all_at_once": together, "ratio": together / alone}
+    figures = {"one_alone": alone, "all_at_once": together, "ratio": together / alone}
+    return {"data": data, "epochs": epochs, "runs": count, **figures}
 
 
 def main() -> None:

@@ -137,6 +137,13 @@ def test_a_run_on_other_data_or_of_fewer_epochs_does_not_count_for_a_bar() -> No
         assert line["figure"] == figure
 
 
+def test_five_runs_at_once_count_where_they_trained_on_mnist() -> None:
+    for data, figure in (("mnist", 1.8), ("digits", None)):
+        item = {"item": bars.AT_ONCE, "data": data, "epochs": 200, "ratio": 1.8}
+        (line,) = [line for line in bars.verdicts(bars.Measured.of([item])) if "at once" in line["what"]]
+        assert line["figure"] == figure
+
+
 def test_steps_a_second_leave_the_first_epochs_out() -> None:
     epoch = {"seconds": 1.0, "eval_seconds": 0.5, "test_accuracy": 0.5, "samples_per_second": 1280.0}
     figures = train_part.figures([{**epoch, "samples_per_second": 1.0}] * 2 + [epoch] * 9, batch_size=128)

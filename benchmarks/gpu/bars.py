@@ -13,6 +13,7 @@ Row = dict[str, Any]
 
 MEMORY = "memory"
 MNIST, CIFAR = "MNIST MLP", "CIFAR-10 CNN bfloat16"
+AT_ONCE = "five runs of MNIST at once"
 BY_HOST = ", each step launched by the host"  # of these two runs, in their names
 
 
@@ -116,6 +117,7 @@ TRAIN_BARS: Sequence[Bar] = (
     Bar("the same, test accuracy of the last ten", "≥", MNIST_ACCURACY, "",
         lambda m: m.run(MNIST, "test_accuracy", data="mnist", epochs=200)),
     Bar("the same, captured over launched by the host", "≥", 5, "×", lambda m: m.over_host(MNIST)),
+    Bar("five seeds of it at once, over one alone", "≤", 2, "×", lambda m: m.run(AT_ONCE, "ratio", data="mnist")),
     Bar("CIFAR-10 CNN, batch 128, bfloat16", "≥", 450, "steps a second", lambda m: m.item(CIFAR, "steps_per_second")),
     Bar("the same, 200 epochs with evaluation", "≤", 210, "s",
         lambda m: m.run(CIFAR, "seconds", data="cifar10", epochs=200)),

@@ -45,6 +45,7 @@ PARTS = {
         _part("bench-short", 90, "bench", "three shapes, and what the bars ask for", "short"),
         _part("train", 60, "train", "MNIST, 200 epochs; CIFAR-10, 20 seconds; both without graphs", "short"),
         _part("bench-full", 480, "bench", "every shape, type, contender, piece of work and cache", "full"),
+        _part("steps", 240, "steps", "the training step, rung by rung, and five runs of MNIST at once"),
         _part("train-cifar", 420, "train", "CIFAR-10, 200 epochs", "cifar"),
     )
 }
