@@ -78,8 +78,11 @@ def _report(command: str, chosen: float, accuracy: dict[float, float], loss: flo
     return f"""\
 # λ on MNIST, symmetric noise at 50 %, by validation and by test
 
-The search (`{command}`) chose **λ {chosen:g}** without test labels:
-see [table.md](table.md) and [search.png](search.png).
+The search chose **λ {chosen:g}** without test labels:
+
+    {command}
+
+See [table.md](table.md) and [search.png](search.png).
 Afterwards every λ was trained on all of the training data and measured on the test set:
 
 {table.markdown()}
