@@ -204,6 +204,10 @@ _TABLE = (
         "no_graph", _MACHINE, "switch", "", "on a GPU, launch every step from the host",
         "steps on data in memory are replayed as CUDA graphs",
     ),
+    _training(
+        "compile", _MACHINE, "switch", "", "compile the networks by torch.compile",
+        "they run as they are, since compiling takes a minute",
+    ),
     Option("output", _RUN, "text", "DIR", "folder for the run's files", why="runs/DATASET-METHOD-NOISE-seedN"),
     Option(
         "resume", _RUN, "switch", "", "go on from the last checkpoint in the output folder, or start if there is none",

@@ -14,7 +14,7 @@ from jocor_fast.engine.settings import TrainSettings
 from jocor_fast.engine.trainer import Trainer
 
 CLASSES = 4
-TIMINGS = ("seconds", "eval_seconds", "samples_per_second")
+TIMINGS = ("seconds", "eval_seconds", "samples_per_second", "wait_share")
 
 
 def blobs(count: int, shape: tuple[int, ...] = (6,), *, seed: int = 0, noise: float = 0.4) -> TrainData:

@@ -46,6 +46,7 @@ FLAGS = [
     ("device", "cpu", "cpu", {}),
     ("precision", "float16", "float16", {}),
     ("no_graph", True, True, {}),
+    ("compile", True, True, {}),
     ("output", "somewhere", "somewhere", {}),
     ("resume", True, True, {}),
     ("stop_after", "3", 3, {}),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -314,3 +315,24 @@ def test_a_frozen_parameter_stays_as_it_is() -> None:
     fit(settings(epochs=1), networks, blobs(40))
     assert torch.equal(frozen, before)
     assert not PairedMLP.fits(networks, torch.zeros(1, 6))
+
+
+def test_compiled_networks_compute_the_same_and_stay_the_modules_that_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a backend that runs what was traced: what code the default one makes of it is torch's business."""
+    traced: list[int] = []
+
+    def as_traced(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Any:
+        traced.append(len(inputs))
+        return graph.forward
+
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=as_traced))
+    data = blobs(64)
+    networks = {compiled: pair_of(small_mlp) for compiled in (False, True)}
+    for compiled, pair in networks.items():
+        trainer(pair, data, compile=compiled, epochs=1).train_epoch(
+            plan_epoch(settings(epochs=1), 1, len(data.labels)), stop=lambda: False
+        )
+    assert traced
+    assert list(networks[True][0].state_dict()) == list(networks[False][0].state_dict())
+    for mine, plain in zip(parameters(networks[True]), parameters(networks[False]), strict=True):
+        torch.testing.assert_close(mine, plain)

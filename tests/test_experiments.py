@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from jocor_fast.config import resolve
+from jocor_fast.engine.plan import plan_epoch
 from jocor_fast.experiments import EXPERIMENTS, METHOD_TITLES, PRESETS, Cell, Experiment, Noise, preset_co_lambda
 from jocor_fast.methods import METHODS
 from jocor_fast.options import OPTIONS, UNFLAGGED_DEFAULTS
@@ -35,6 +36,20 @@ def test_presets_name_options_and_give_reasons() -> None:
     for preset in PRESETS.values():
         known = {*OPTIONS, *UNFLAGGED_DEFAULTS}
         assert set(preset.settings) <= set(preset.reasons) <= known  # some give the reason of a default
+
+
+def test_clothing1m_is_trained_as_the_paper_says_and_what_it_leaves_open_has_a_reason() -> None:
+    config = resolve({"dataset": "clothing1m", "forget_rate": "0.3"})
+    settings = config.train_settings()
+    assert (settings.batch_size, settings.epochs, settings.ramp_epochs, settings.optimizer) == (64, 15, 5, "adam")
+    rates = [plan_epoch(settings, epoch, 1_000_000).lr for epoch in range(1, 16)]
+    assert rates == pytest.approx([8e-4] * 5 + [5e-4] * 5 + [5e-5] * 5)
+    assert [plan_epoch(settings, epoch, 1_000_000).keep_rate for epoch in (1, 5, 15)] == pytest.approx([0.94, 0.7, 0.7])
+    assert plan_epoch(settings, 1, 1_000_000).steps == 15_625
+    assert (settings.co_lambda, config["pretrained"], config["normalisation"]) == (0.9, None, "imagenet")
+    for name in ("co_lambda", "pretrained", "normalisation"):
+        assert config.sources[name] == "default"
+        assert config.reasons[name]
 
 
 def test_every_method_has_a_title() -> None:

@@ -257,6 +257,30 @@ def test_a_terminal_gets_a_bar_that_fits(width: int, there: list[str], missing: 
     assert "…" not in last
 
 
+@pytest.mark.parametrize(("width", "loss"), [(120, True), (80, False)])
+def test_a_run_on_files_shows_its_speed_and_its_waiting(
+    width: int, loss: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """640 samples in ten steps of 0.25 seconds, 0.05 of which are spent waiting."""
+    clock = [100.0]
+    monkeypatch.setattr("jocor_fast.report.screen.time.monotonic", lambda: clock[0])
+    file = io.StringIO()
+    console = Console(file=file, force_terminal=True, width=width, color_system=None, _environ={"TERM": "xterm"})
+    with TrainingProgress(console, 3, batch_size=64) as progress:
+        for step in range(1, 11):
+            progress.on_wait(0.05)
+            progress.on_step(1, step, 20)
+            clock[0] += 0.25
+        progress.on_epoch(line(1, 0.9512, 0.934))
+    last = file.getvalue().split("\x1b[2K")[-2] if "\x1b[2K" in file.getvalue() else file.getvalue()
+    assert "256/s, 22 % waiting" in last, last  # the first step starts the clock: its waiting counts, its time does not
+    assert ("loss" in last) is loss
+    assert "…" not in last
+    assert "256/s, 22 % waiting  3 bad files" in epoch_line(
+        {**line(1, 0.9512, 0.934), "samples_per_second": 256.1, "wait_share": 0.22, "bad_files": 3}, 3
+    )
+
+
 @pytest.mark.parametrize(
     ("terminal", "environment"),
     [(False, {"TERM": "xterm"}), (True, {"TERM": "dumb"})],

@@ -12,7 +12,15 @@ from hypothesis import strategies as st
 
 import jocor_fast as jf
 from jocor_fast import schedules
-from jocor_fast.schedules import adam_beta1, default_decay_start, keep_rate, lr_factor, steps_per_epoch, trained_epochs
+from jocor_fast.schedules import (
+    adam_beta1,
+    default_decay_start,
+    keep_rate,
+    lr_factor,
+    lr_step_factor,
+    steps_per_epoch,
+    trained_epochs,
+)
 
 RATES = st.floats(0, 1, exclude_max=True)
 
@@ -94,6 +102,24 @@ def test_default_decay_start_is_four_tenths_rounded_down(epochs: int):
 def test_factor_after_the_last_epoch_is_zero():
     assert [lr_factor(t) for t in (201, 1000)] == [0, 0]
     assert lr_factor(200, recipe="published") == 0
+
+
+def test_a_step_plan_has_equal_parts_and_ends_at_its_last_rate():
+    assert [lr_step_factor(epoch) for epoch in (1, 5, 6, 10, 11, 15, 16)] == [
+        1,
+        1,
+        0.625,
+        0.625,
+        1 / 16,
+        1 / 16,
+        1 / 16,
+    ]
+    assert [lr_step_factor(epoch, epochs=4) for epoch in (1, 2, 3, 4)] == [1, 1, 0.625, 1 / 16]
+    assert lr_step_factor(1, epochs=1) == 1
+    with pytest.raises(ValueError, match="epoch must be at least 1"):
+        lr_step_factor(0)
+    with pytest.raises(TypeError, match="epochs must be an int"):
+        lr_step_factor(1, epochs=1.5)
 
 
 def test_beta1_changes_with_the_published_recipe_only():

@@ -36,7 +36,9 @@ def test_tensorboard_shows_the_lines_of_metrics_jsonl() -> None:
     pytest.importorskip("tensorboard")
     assert main([*TRAIN, "--epochs", "3"]) == 0
     shown, lines = scalars(Path("run/tensorboard")), metrics()
-    assert set(shown) == {name for name, value in lines[0].items() if value is not None} - {"epoch"}
+    classes = "selected_share_per_class"
+    single = {name for name, value in lines[0].items() if value is not None} - {"epoch", classes}
+    assert set(shown) == single | {f"{classes}/{number}" for number in range(len(lines[0][classes]))}
     for name in ("test_accuracy", "label_precision", "train_loss", "keep_rate"):
         assert shown[name] == [(line["epoch"], pytest.approx(line[name], rel=1e-6)) for line in lines]
 

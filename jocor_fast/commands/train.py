@@ -82,7 +82,7 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     for warning in (forget_rate_warning(config, task), _ramp_warning(config, task), _idle_warning(config)):
         if warning:
             print(f"jocor-fast: warning: {warning}", file=sys.stderr)
-    progress = TrainingProgress(console, trained_epochs(settings.epochs, settings.recipe))
+    progress = TrainingProgress(console, trained_epochs(settings.epochs, settings.recipe), settings.batch_size)
     with progress, _tensorboard(config) as board:
         result = _fit(config, settings, task, progress, board)
     if result.summary["status"] == "interrupted":
@@ -149,6 +149,7 @@ def _fit(
             on_epoch=on_epoch,
             on_step=progress.on_step if progress.wants_steps else None,
             on_stage=progress.on_stage,
+            on_wait=progress.on_wait if progress.wants_steps else None,
         )
     except RunError as error:
         raise RunError(config.relabelled(str(error))) from error

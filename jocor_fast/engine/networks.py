@@ -53,14 +53,18 @@ class SeparateNetworks:
             pass to the queue of its forward pass, and joins them. The random numbers of both are drawn in their order.
     """
 
-    def __init__(self, networks: Sequence[nn.Module], *, channels_last: bool = False) -> None:
-        """Where `channels_last`, weights and inputs of convolutions are laid out so; the values stay."""
+    def __init__(self, networks: Sequence[nn.Module], *, channels_last: bool = False, compiled: bool = False) -> None:
+        """Where `channels_last`, weights and inputs of convolutions are laid out so; the values stay.
+
+        Where `compiled`, torch.compile runs the networks; the modules themselves stay as they are.
+        """
         self.side: SideStream | None = None
         self.channels_last = channels_last
         if channels_last:
             for network in networks:
                 network.to(memory_format=torch.channels_last)
         self.networks = tuple(networks)
+        self._calls = tuple(torch.compile(network) for network in networks) if compiled else self.networks
         distinct = dict.fromkeys(parameter for network in networks for parameter in network.parameters())
         self.parameters: list[Tensor] = [parameter for parameter in distinct if parameter.requires_grad]
         if not self.parameters:
@@ -70,11 +74,11 @@ class SeparateNetworks:
         if self.channels_last:
             inputs = inputs.contiguous(memory_format=torch.channels_last)
         if self.side is None or len(self.networks) == 1:
-            return tuple(network(inputs) for network in self.networks)
+            return tuple(call(inputs) for call in self._calls)
         self.side.fork()
-        first = self.networks[0](inputs)
+        first = self._calls[0](inputs)
         with self.side.beside():
-            second = self.networks[1](inputs)
+            second = self._calls[1](inputs)
         self.side.join()
         return first, second
 

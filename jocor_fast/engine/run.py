@@ -81,6 +81,7 @@ def fit(
     on_epoch: Callable[[EpochEvent], None] | None = None,
     on_step: Callable[[int, int, int], None] | None = None,
     on_stage: Callable[[str], None] | None = None,
+    on_wait: Callable[[float], None] | None = None,
 ) -> Run:
     """Train, evaluate and write the files of a run.
 
@@ -103,6 +104,7 @@ def fit(
         on_step: called after every step (on a GPU: after several that were launched together) with (epoch, steps done
             in it, steps in it); must not touch the device.
         on_stage: called with what a stage is before it begins, if the method has two.
+        on_wait: of a run on files, called before every step with the seconds that it waited for its batch.
 
     Returns:
         The run; also one that `stop_after` ended early (summary["status"] is "interrupted"), or that diverged (it is
@@ -149,6 +151,7 @@ def fit(
                 on_step=on_step,
                 first_stage=first_stage,
                 on_stage=on_stage or (lambda stage: None),
+                on_wait=on_wait,
             )
             return session.run(resume=resume)
         finally:
@@ -170,6 +173,7 @@ class _Session:
     on_step: Callable[[int, int, int], None] | None
     first_stage: Callable[[], Run] | None  # of F-correction: trains it, or takes it up where it was left
     on_stage: Callable[[str], None]
+    on_wait: Callable[[float], None] | None
 
     def __post_init__(self) -> None:
         self.epochs = trained_epochs(self.settings.epochs, self.settings.recipe)
@@ -259,7 +263,9 @@ class _Session:
         with TerminationRequest(enabled=self.folder is not None) as termination:
             for epoch in range(len(self.history) + 1, self.last + 1):
                 plan = plan_epoch(self.settings, epoch, len(self.trainer.labels))
-                if not self.trainer.train_epoch(plan, stop=lambda: termination.received, on_step=self.on_step):
+                if not self.trainer.train_epoch(
+                    plan, stop=lambda: termination.received, on_step=self.on_step, on_wait=self.on_wait
+                ):
                     if self.folder is not None:
                         self._write_bad_files(self.folder)
                         self._write_checkpoint(self.folder)

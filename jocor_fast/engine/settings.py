@@ -44,6 +44,7 @@ class TrainSettings:
         device: "auto", "cpu", "cuda" or "cuda:N" (or the torch.device).
         precision: "float32", or by autocast "bfloat16" or "float16" (with loss scaling).
         no_graph: bool; True: no CUDA graphs, each step is launched by the host.
+        compile: bool; True: the networks are compiled by torch.compile, in their first steps.
     """
 
     method: str = "jocor"
@@ -64,6 +65,7 @@ class TrainSettings:
     device: str = "auto"
     precision: str = "float32"
     no_graph: bool = False
+    compile: bool = False
 
     def __post_init__(self) -> None:
         self._choice("method", tuple(METHODS))
@@ -89,8 +91,9 @@ class TrainSettings:
             self._set("decay_start", default_decay_start(self.epochs, recipe=self.recipe))
         self._whole("decay_start", 0)
         self._set("device", _device_name(self.device))
-        if not isinstance(self.no_graph, bool):
-            raise TypeError(f"no_graph must be a bool, got {type(self.no_graph).__name__}")
+        for name in ("no_graph", "compile"):
+            if not isinstance(getattr(self, name), bool):
+                raise TypeError(f"{name} must be a bool, got {type(getattr(self, name)).__name__}")
 
     def as_dict(self) -> dict[str, str | int | float]:
         """Return {name: value} as config.json and the checkpoints hold it."""

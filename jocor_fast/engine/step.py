@@ -35,11 +35,12 @@ class TrainingStep:
         self.source = source
         self.generator = generator  # of the augmentation
         self.method = METHODS[settings.method](settings)
-        paired = settings.precision == "float32" and PairedMLP.fits(networks, source.first())
+        paired = settings.precision == "float32" and not settings.compile and PairedMLP.fits(networks, source.first())
         if paired:
             self.group: NetworkGroup = PairedMLP(networks)
         else:
-            self.group = SeparateNetworks(networks, channels_last=_gains_by_channels_last(networks, source, device))
+            channels_last = _gains_by_channels_last(networks, source, device)
+            self.group = SeparateNetworks(networks, channels_last=channels_last, compiled=settings.compile)
         self.optimizer = build_optimizer(settings, self.group.parameters)
         self.loss_scale = LossScale(device) if settings.precision == "float16" else None
 

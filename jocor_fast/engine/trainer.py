@@ -100,7 +100,12 @@ class Trainer:
         return "CUDA graphs" if reason is None else f"launched by the host: {reason}"
 
     def train_epoch(
-        self, plan: EpochPlan, *, stop: Callable[[], bool], on_step: Callable[[int, int, int], None] | None = None
+        self,
+        plan: EpochPlan,
+        *,
+        stop: Callable[[], bool],
+        on_step: Callable[[int, int, int], None] | None = None,
+        on_wait: Callable[[float], None] | None = None,
     ) -> bool:
         """Train what is left of an epoch.
 
@@ -108,6 +113,7 @@ class Trainer:
             plan: the epoch's schedules.
             stop: asked before every step whether to leave off.
             on_step: told after every step, or several that were launched together, (epoch, steps done, steps in all).
+            on_wait: of a run on files, told before every step for how many seconds the host waited for its batch.
 
         Returns:
             Whether the epoch is complete. If not, `state_dict` holds the part that is.
@@ -117,7 +123,7 @@ class Trainer:
         if self.captured is not None:
             self.captured.train(log, plan, stop=stop, on_step=on_step)
         else:
-            self._train_step_by_step(log, plan, stop, on_step)
+            self._train_step_by_step(log, plan, stop, on_step, on_wait)
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)  # once an epoch, so that the time is the device's
         log.seconds += time.perf_counter() - started
@@ -129,11 +135,12 @@ class Trainer:
         plan: EpochPlan,
         stop: Callable[[], bool],
         on_step: Callable[[int, int, int], None] | None,
+        on_wait: Callable[[float], None] | None,
     ) -> None:
         rates = plan.rates if self.rates is None else self.rates.load(plan)
         batches = self.source.batches(log.order[log.step * plan.batch_size :], plan.batch_size, plan.epoch)
         while log.step < plan.steps and not stop():
-            samples, stored = self._next(batches, log)
+            samples, stored = self._next(batches, log, on_wait)
             labels = self.labels.index_select(0, samples)
             outcome = self.step(stored, labels, rates)
             log.record(outcome)
@@ -142,13 +149,16 @@ class Trainer:
                 on_step(plan.epoch, log.step, plan.steps)
         self.history.record_noted()
 
-    def _next(self, batches: Iterator[Batch], log: EpochLog) -> Batch:
+    def _next(self, batches: Iterator[Batch], log: EpochLog, on_wait: Callable[[float], None] | None) -> Batch:
         """The batch of the step to come; of files, the log learns how long it took and which samples came."""
         if self.source.bad_files is None:
             return next(batches)
         asked = time.perf_counter()
         batch = next(batches)
-        log.waited += time.perf_counter() - asked
+        waited = time.perf_counter() - asked
+        log.waited += waited
+        if on_wait is not None:
+            on_wait(waited)
         log.replace(batch.samples)
         return batch
 

@@ -16,17 +16,24 @@ from .tables import NOT_AVAILABLE, TextTable, percent
 
 REFRESH_SECONDS = 0.1  # a step can take a third of a millisecond: drawing each would cost more than the step
 NARROW, WIDE = 60, 80  # terminal widths under which the bar and most figures, or the loss, are left out
+VERY_WIDE = 110  # from here on there is place for the speed of a run on files beside the loss
+SPEED_SECONDS = 2.0  # that the speed shown is measured over
 
 
 class TrainingProgress:
     """Shows a run of `epochs` epochs on a console: a context manager whose `on_step` and `on_epoch` the engine calls.
 
     On a terminal that can redraw a line it is one bar with the latest figures and the time left; elsewhere (a file, a
-    pipe, TERM=dumb) every epoch prints one line.
+    pipe, TERM=dumb) every epoch prints one line. Where `on_wait` is called too, as by a run on files, its speed
+    is shown: samples a second, and what share of the time is spent waiting for them.
     """
 
-    def __init__(self, console: Console, epochs: int) -> None:
+    def __init__(self, console: Console, epochs: int, batch_size: int = 1) -> None:
+        """A bar for `epochs` epochs of steps of `batch_size` samples."""
         self.console = console
+        self.batch_size = batch_size
+        self._metrics: Mapping[str, Any] | None = None  # of the latest epoch that is over
+        self._speed: _Speed | None = None
         self.epochs = epochs
         self.epochs_shown = 0
         self._drawn = 0.0
@@ -65,6 +72,14 @@ class TrainingProgress:
         if self._bar is not None and now - self._drawn >= REFRESH_SECONDS:
             self._drawn = now
             self._bar.update(self._task, completed=epoch - 1 + done / steps, epoch=epoch)
+            if self._speed is not None and self._speed.step((epoch - 1) * steps + done, now):
+                self._draw_figures()
+
+    def on_wait(self, seconds: float) -> None:
+        """Learn for how long a step waited for its samples."""
+        if self._speed is None:
+            self._speed = _Speed(time.monotonic())
+        self._speed.waited += seconds
 
     def on_epoch(self, metrics: Mapping[str, Any]) -> None:
         """Show a finished epoch's line of metrics."""
@@ -74,7 +89,42 @@ class TrainingProgress:
             self.console.print(Text(epoch_line(metrics, self.epochs)), soft_wrap=True)
             self.console.file.flush()
         else:
-            self._bar.update(self._task, completed=epoch, epoch=epoch, figures=_figures(metrics, self.console.width))
+            self._metrics = metrics
+            self._bar.update(self._task, completed=epoch, epoch=epoch)
+            self._draw_figures()
+
+    def _draw_figures(self) -> None:
+        assert self._bar is not None
+        speed = "" if self._speed is None else self._speed.text(self.batch_size)
+        self._bar.update(self._task, figures=_figures(self._metrics, speed, self.console.width))
+
+
+class _Speed:
+    """How fast the steps of a run are, over the last few seconds."""
+
+    def __init__(self, now: float) -> None:
+        self.waited = 0.0  # since `_started`
+        self._started = now
+        self._first: int | None = None  # the step at that time
+        self._shown: tuple[float, float] | None = None  # steps a second, share of waiting
+
+    def step(self, done: int, now: float) -> bool:
+        """Count steps up to `done`, of all epochs. Whether there is a new figure."""
+        if self._first is None:
+            self._first = done
+        seconds = now - self._started
+        if seconds < SPEED_SECONDS or done == self._first:
+            return False
+        self._shown = (done - self._first) / seconds, min(1.0, self.waited / seconds)
+        self._first, self._started, self.waited = done, now, 0.0
+        return True
+
+    def text(self, batch_size: int) -> str:
+        """ "2,512/s, 3 % waiting"."""
+        if self._shown is None:
+            return ""
+        steps, waiting = self._shown
+        return f"{steps * batch_size:,.0f}/s, {100 * waiting:.0f} % waiting"
 
 
 def epoch_line(metrics: Mapping[str, Any], epochs: int) -> str:
@@ -89,6 +139,10 @@ def epoch_line(metrics: Mapping[str, Any], epochs: int) -> str:
     ]
     if metrics.get("val_accuracy") is not None:
         parts.insert(3, f"validation {_percent_sign(metrics['val_accuracy'])}")
+    if metrics.get("wait_share") is not None:
+        parts.append(f"{metrics['samples_per_second']:,.0f}/s, {100 * metrics['wait_share']:.0f} % waiting")
+    if metrics.get("bad_files"):
+        parts.append(f"{metrics['bad_files']} bad files")
     if metrics.get("nonfinite_rows"):
         parts.append(f"{metrics['nonfinite_rows']} rows with a non-finite loss")
     return "  ".join(parts)
@@ -127,12 +181,19 @@ def _columns(width: int) -> list[ProgressColumn]:
     return [*columns, TextColumn("{task.fields[figures]}"), TimeRemainingColumn(compact=True), TextColumn("left")]
 
 
-def _figures(metrics: Mapping[str, Any], width: int) -> str:
+def _figures(metrics: Mapping[str, Any] | None, speed: str, width: int) -> str:
+    """What stands beside the bar: nothing wraps, so on a narrow terminal the speed takes the place of the loss."""
+    if metrics is None:
+        return speed if width >= NARROW else ""
     test = f"test {_percent_sign(metrics['test_accuracy'])}"
     if width < NARROW:
         return test
     figures = f"{test}  precision {_percent_sign(metrics['label_precision'])}"
-    return figures if width < WIDE else f"loss {_loss(metrics['train_loss'])}  {figures}"
+    if width < WIDE:
+        return figures
+    loss = f"loss {_loss(metrics['train_loss'])}"
+    first = f"{loss}  {speed}" if speed and width >= VERY_WIDE else speed or loss
+    return f"{first}  {figures}"
 
 
 def _percent_sign(fraction: float | None) -> str:

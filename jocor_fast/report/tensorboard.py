@@ -15,7 +15,7 @@ class MissingTensorBoard(ImportError):
 
 
 class TensorBoardLog:
-    """Writes the lines of metrics.jsonl as scalars, a tag a field; what is null is left out.
+    """Writes the lines of metrics.jsonl as scalars, a tag a field (of lists, a tag a class); what is null is left out.
 
     Args:
         run: the folder of the run; the events go into its folder `tensorboard`, so that `tensorboard --logdir runs`
@@ -39,8 +39,11 @@ class TensorBoardLog:
         if self._writer is None:
             self._writer = self._make_writer(str(self._folder), purge_step=epoch)
         for name, value in metrics.items():
-            if name != "epoch" and value is not None:
-                self._writer.add_scalar(name, value, epoch)
+            of_classes = value if isinstance(value, list) else ()
+            scalars = {f"{name}/{number}": item for number, item in enumerate(of_classes)} or {name: value}
+            for tag, scalar in scalars.items():
+                if tag != "epoch" and scalar is not None:
+                    self._writer.add_scalar(tag, scalar, epoch)
         self._writer.flush()
 
     def __enter__(self) -> TensorBoardLog:

@@ -1,0 +1,282 @@
+"""Runs on image files from the command line: both loaders alike, bad files, resuming, what is refused and said."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from engine_cases import pair_of, same_bits, settings, without_timings
+from image_cases import damage, encoded, picture, write_clothing1m
+from jocor_fast.cli import main
+from jocor_fast.data import ImageDataset, load_dataset
+from jocor_fast.data.bad_files import BadFiles
+from jocor_fast.data.image_source import ImageInputs
+from jocor_fast.data.preprocessing import Preprocessing
+from jocor_fast.engine.epoch_log import EpochLog, shares
+from jocor_fast.engine.run import EvalData, Run, TrainData, fit
+from jocor_fast.engine.trainer import Trainer
+from test_image_loading import EACH_LOADER, LOADERS
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+SMALL = Preprocessing((36, 36), crop=32)
+
+
+@pytest.fixture
+def spoilt(tmp_path: Path) -> dict[str, str]:
+    """Clothing1M in small, with four files that cannot be read. Returns them with a part of the reason of each."""
+    return damage(tmp_path / "data" / "clothing1m", write_clothing1m(tmp_path / "data" / "clothing1m"))
+
+
+@pytest.fixture
+def small_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """32×32 out of 36×36 in the place of 224×224 out of 256×256."""
+    monkeypatch.setattr("jocor_fast.task.Preprocessing", functools.partial(Preprocessing, crop=SMALL.crop))
+    monkeypatch.setattr("jocor_fast.data.clothing1m.SQUASHED_TO", SMALL.resize)
+
+
+def train(folder: Path, *arguments: str, output: str = "run") -> int:
+    given = ["--dataset", "clothing1m", "--data-root", str(folder / "data"), "--model", "mlp", "--device", "cpu"]
+    return main(["train", *given, "--output", str(folder / output), *arguments])
+
+
+def lines(folder: Path, output: str = "run") -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / output / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.usefixtures("small_inputs")
+def test_a_whole_run_is_the_same_with_both_loaders(
+    tmp_path: Path, spoilt: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("nvidia.dali")
+    orders: list[Tensor] = []
+    finish = Trainer.finish_epoch
+
+    def noted(trainer: Trainer, plan: Any) -> Any:
+        assert trainer.log is not None
+        orders.append(trainer.log.order.clone())
+        return finish(trainer, plan)
+
+    monkeypatch.setattr(Trainer, "finish_epoch", noted)
+    run = ["--batch-size", "8", "--epochs", "9", "--forget-rate", "0.2", "--lr", "1e-4"]
+    for loader in ("dali", "torchvision"):
+        assert train(tmp_path, *run, "--loader", loader, output=loader) == 0
+    dali, pillow = lines(tmp_path, "dali"), lines(tmp_path, "torchvision")
+    assert all(map(torch.equal, orders[:9], orders[9:]))
+    assert len({tuple(order.tolist()) for order in orders[:9]}) == 9  # another order in each epoch
+    for mine, other in zip(dali, pillow, strict=True):
+        assert mine["bad_files"] == other["bad_files"]
+        assert mine["train_loss"] == pytest.approx(other["train_loss"], rel=0.1)
+    assert abs(dali[-1]["test_accuracy"] - pillow[-1]["test_accuracy"]) <= 0.01
+    assert dali[-1]["test_accuracy"] >= 0.9
+    assert dali[-1]["bad_files"] == 4
+    assert 0 <= dali[-1]["wait_share"] <= 1
+    assert len(dali[-1]["selected_share_per_class"]) == 4
+    summary = json.loads((tmp_path / "dali" / "summary.json").read_text())
+    assert summary["best_by_validation"]["val_accuracy"] >= summary["last"]["val_accuracy"]
+    listed = (tmp_path / "dali" / "bad_files.txt").read_text().splitlines()
+    assert listed == (tmp_path / "torchvision" / "bad_files.txt").read_text().splitlines()
+    assert sorted(line.split("\t")[0] for line in listed) == sorted(spoilt)
+    assert all(spoilt[line.split("\t")[0]] in line.split("\t")[1] for line in listed)
+
+
+@pytest.mark.usefixtures("small_inputs")
+def test_what_is_printed_names_settings_that_the_paper_leaves_open_and_their_reasons(
+    tmp_path: Path, spoilt: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert train(tmp_path, "--epochs", "1", "--batch-size", "8", "--forget-rate", "0.2", "--loader", "torchvision") == 0
+    text = " ".join(capsys.readouterr().out.split())
+    for part in (
+        "the share of wrong labels is unknown",
+        "0.9 (default: the paper's value for Clothing1M is not known)",
+        "drawn at random; the paper does not say",
+        "imagenet normalisation (default: what torchvision's networks expect; the paper names none)",
+        "read by torchvision (flag)",
+        "learning rate 0.0008 in turn (preset: the paper's for Clothing1M",
+        "1 of 40 keys in noisy_train_key_list.txt have no label and are left out",
+        "bad files",
+        "% waiting",
+    ):
+        assert part in text, part
+
+
+@pytest.mark.usefixtures("small_inputs")
+def test_strict_ends_the_run_with_the_name_of_the_file(
+    tmp_path: Path, spoilt: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["--epochs", "9", "--batch-size", "8", "--forget-rate", "0.2", "--loader", "torchvision"]
+    assert train(tmp_path, *arguments, "--strict") == 1
+    error = capsys.readouterr().err
+    assert any(str(tmp_path / "data" / "clothing1m" / path) in error for path in spoilt)
+    assert train(tmp_path, *arguments, "--resume") == 0  # what a run is does not depend on --strict
+    assert lines(tmp_path)[-1]["bad_files"] == 4
+
+
+@pytest.mark.usefixtures("small_inputs")
+def test_the_forget_rate_of_clothing1m_is_measured_where_it_can_be_and_else_required(
+    tmp_path: Path, spoilt: dict[str, str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert train(tmp_path, "--epochs", "1") == 2
+    assert "--forget-rate is required for clothing1m where the clean labels are unknown" in capsys.readouterr().err
+    monkeypatch.setattr("jocor_fast.data.clothing1m.LEAST_FOR_ESTIMATE", 4)
+    assert train(tmp_path, "--epochs", "1", "--loader", "torchvision") == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "(default: the share of wrong labels among the clean training images that have a noisy label too)" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--noise", "symmetric", "--noise-rate", "0.2"], "--noise adds noise, and the labels of clothing1m are noisy"),
+        (["--dataset", "digits", "--loader", "dali"], "--loader is for image files, and digits lies in memory"),
+        (["--dataset", "digits", "--strict"], "--strict is for image files, and digits lies in memory"),
+        (
+            ["--val-fraction", "0.1", "--forget-rate", "0.2"],
+            "--val-fraction must be 0 for clothing1m, which comes with",
+        ),
+    ],
+)
+def test_what_does_not_go_together_is_refused(
+    tmp_path: Path, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_clothing1m(tmp_path / "data")
+    assert train(tmp_path, *arguments) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_labels_of_a_folder_are_not_claimed_to_be_clean_unless_noise_is_added_to_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "jocor_fast.task.Preprocessing", lambda resize, **other: Preprocessing((10, 10), crop=8, **other)
+    )
+    generator = np.random.default_rng(0)
+    for label, name in enumerate(("ant", "bee")):
+        (tmp_path / "images" / name).mkdir(parents=True)
+        for number in range(20):
+            data = encoded(picture(label, (12, 12), generator), "PNG")
+            (tmp_path / "images" / name / f"{number}.png").write_bytes(data)
+    own = [
+        "--dataset",
+        f"folder:{tmp_path / 'images'}",
+        "--epochs",
+        "1",
+        "--loader",
+        "torchvision",
+        "--val-fraction",
+        "0.2",
+    ]
+    assert train(tmp_path, *own, output="a") == 2
+    assert "--forget-rate is required for folder:" in capsys.readouterr().err
+    assert train(tmp_path, *own, "--forget-rate", "0.1", output="b") == 0
+    assert lines(tmp_path, "b")[0]["label_precision"] is None
+    assert lines(tmp_path, "b")[0]["test_accuracy"] is None
+    assert lines(tmp_path, "b")[0]["val_accuracy"] is not None
+    assert train(tmp_path, *own, "--noise", "symmetric", "--noise-rate", "0.25", output="c") == 0
+    assert 0.5 < lines(tmp_path, "c")[0]["label_precision"] < 1
+
+
+def small_run(root: Path, loader: str, output: Path | None, bad_files: BadFiles, **arguments: Any) -> Run:
+    """A run of the engine alone on the tree, with random crops."""
+    dataset = load_dataset("clothing1m", root)
+    assert isinstance(dataset, ImageDataset)
+    assert dataset.test is not None
+    preprocessing = Preprocessing((36, 36), crop=32, augment=True)
+    train, test = (ImageInputs(part, preprocessing, loader, bad_files, 7) for part in (dataset.train, dataset.test))
+    networks = pair_of(lambda: torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * 32 * 32, 4)))
+    return fit(
+        settings(epochs=3, batch_size=8, augment="crop-flip", lr=1e-4),
+        networks,
+        TrainData(train, torch.from_numpy(dataset.train.labels)),
+        test=EvalData(test, torch.from_numpy(dataset.test.labels)),
+        output=output,
+        **arguments,
+    )
+
+
+@EACH_LOADER
+@pytest.mark.parametrize("stopped_in", [1, 2])
+def test_a_run_that_is_stopped_goes_on_at_the_right_batch_and_knows_its_bad_files(
+    tmp_path: Path, spoilt: dict[str, str], loader: str, stopped_in: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tmp_path / "data" / "clothing1m"
+    whole = small_run(root, loader, None, BadFiles())
+
+    def stop(epoch: int, step: int, steps: int) -> None:
+        if (epoch, step) == (stopped_in, 3):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    first = BadFiles()
+    with pytest.raises(SystemExit):
+        small_run(root, loader, tmp_path / "run", first, on_step=stop)
+    for path in first.reasons:  # what was bad stays bad, though it can be read now: not even tried
+        (root / path).write_bytes(encoded(picture(0, (40, 40), np.random.default_rng(0))))
+    resumed = small_run(root, loader, tmp_path / "run", BadFiles(), resume=True)
+    assert without_timings(resumed.metrics) == without_timings(whole.metrics)
+    for mine, other in zip(resumed.networks, whole.networks, strict=True):
+        assert same_bits(list(mine.state_dict().values()), list(other.state_dict().values()))
+    listed = [line.split("\t")[0] for line in (tmp_path / "run" / "bad_files.txt").read_text().splitlines()]
+    assert sorted(listed) == sorted(spoilt)
+
+
+def test_bad_test_images_are_left_out_of_the_accuracy(tmp_path: Path) -> None:
+    root = tmp_path / "data"
+    write_clothing1m(root)
+    for path in (root / "images").rglob("clean_test,[0-3],*"):
+        path.write_bytes(b"")
+    dataset = load_dataset("clothing1m", root)
+    assert isinstance(dataset, ImageDataset)
+    run = small_run(root, "torchvision", None, BadFiles())
+    right = [line["test_accuracy_1"] * 8 for line in run.metrics]  # 12 less 4
+    assert right == pytest.approx([round(count) for count in right])
+    assert run.metrics[-1]["bad_files"] == 4
+    for path in (root / "images").rglob("clean_test,*"):
+        path.write_bytes(b"")
+    with pytest.raises(ValueError, match="none of the first 12 images"):
+        small_run(root, "torchvision", None, BadFiles())
+
+
+def test_the_selected_share_is_told_for_each_class() -> None:
+    log = EpochLog(torch.tensor([0, 1, 2, 3, 4, 5]), steps=2, num_choices=2)
+    labels = torch.tensor([0, 0, 0, 2, 2, 3, 1])
+    log.selected[0] = torch.tensor([True, True, False, True, False, False])
+    log.selected[1] = torch.tensor([True, False, False, True, True, False])
+    counts = log.class_counts(labels, classes=5)
+    assert counts.tolist() == [[1.5, 0, 1.5, 0, 0], [3, 0, 2, 1, 0]]
+    assert shares(counts.flatten().tolist()) == [0.5, None, 0.75, 0.0, None]
+
+
+def test_auto_takes_dali_where_it_can_be_imported_and_says_why() -> None:
+    from jocor_fast.data.loaders import choose_loader
+
+    for device in ("cpu", "cuda"):
+        name, reason = choose_loader("auto", torch.device(device))
+        assert name == ("dali" if not LOADERS[0].marks[0].args[0] else "torchvision")
+        assert reason
+
+
+def test_without_dali_auto_takes_the_other_and_asking_for_it_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import sys
+
+    from jocor_fast.data.loaders import choose_loader
+
+    for module in [name for name in sys.modules if name.startswith(("nvidia.dali", "jocor_fast.data.dali"))]:
+        monkeypatch.delitem(sys.modules, module)
+    monkeypatch.setitem(sys.modules, "nvidia.dali", None)
+    name, reason = choose_loader("auto", torch.device("cpu"))
+    assert name == "torchvision"
+    assert "pip install 'jocor-fast[dali]'" in reason
+    write_clothing1m(tmp_path / "data")
+    assert train(tmp_path, "--loader", "dali", "--forget-rate", "0.2") == 2
+    assert "--loader must be torchvision where DALI cannot be imported" in capsys.readouterr().err
