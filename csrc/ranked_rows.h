@@ -58,6 +58,8 @@ class RankedRows {
     return is_finite(losses_[row]) && (also_finite_ == nullptr || is_finite(also_finite_[row]));
   }
 
+  JF_INLINE bool candidate(int64_t row) const { return eligible(row) && finite(row); }
+
   JF_INLINE Bits key(int64_t row) const { return order_key(losses_[row]); }
 
  private:

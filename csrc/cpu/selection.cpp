@@ -1,6 +1,8 @@
-// Step 2 on the CPU: the k smallest finite losses, by a radix search for the k-th smallest key. One sweep a digit, no
-// memory beyond a histogram, and exactly the choice of numpy.argsort(kind="stable")[:k].
+// Step 2 on the CPU: the k smallest finite losses, by a search for the k-th smallest key. No memory beyond a histogram,
+// no branch that depends on a loss (half of them would be mispredicted), and exactly the choice of
+// numpy.argsort(kind="stable")[:k].
 #include <algorithm>
+#include <array>
 
 #include "../joint_loss.h"
 #include "../ranked_rows.h"
@@ -15,6 +17,57 @@ bool only_differing_rows(const SelectionParams& params) {
          params.row_state + params.rows;
 }
 
+// The keys of some rows, RankedRows::kNoCandidate for a row that cannot be chosen. All sweeps read their rows by this,
+// a block at a time, so that the loops over the keys hold nothing else.
+constexpr int64_t kBlock = 512;
+
+template <class Real>
+using Keys = std::array<typename RankedRows<Real>::Bits, kBlock>;
+
+template <class Real, class Use>
+void for_each_block(const RankedRows<Real> rows, int64_t num_rows, Use use) {
+  Keys<Real> keys;
+  for (int64_t begin = 0; begin < num_rows; begin += kBlock) {
+    const int64_t count = std::min(kBlock, num_rows - begin);
+    // Two loops without a branch between rows: compilers make vectors of them, and of both in one they do not.
+    for (int64_t i = 0; i < count; ++i) {
+      const auto key = rows.key(begin + i);
+      keys[i] = rows.finite(begin + i) ? key : RankedRows<Real>::kNoCandidate;
+    }
+    for (int64_t i = 0; i < count; ++i) {
+      keys[i] = rows.eligible(begin + i) ? keys[i] : RankedRows<Real>::kNoCandidate;
+    }
+    use(begin, count, keys);
+  }
+}
+
+// What one sweep finds out. Losses share their leading bits, so that digits of the keys themselves would fall into a
+// few bins; digits of their distance from the lowest key tell the rows apart in one or two further sweeps.
+template <class Bits>
+struct Candidates {
+  int64_t eligible = 0;
+  int64_t finite = 0;
+  Bits lowest = ~Bits{0};
+  Bits highest = 0;
+};
+
+template <class Real>
+Candidates<typename RankedRows<Real>::Bits> survey(const RankedRows<Real>& rows, int64_t num_rows) {
+  Candidates<typename RankedRows<Real>::Bits> found;
+  for_each_block(rows, num_rows, [&](int64_t begin, int64_t count, const Keys<Real>& keys) {
+    auto block = found;
+    for (int64_t i = 0; i < count; ++i) {
+      const bool candidate = keys[i] != RankedRows<Real>::kNoCandidate;
+      block.eligible += rows.eligible(begin + i);
+      block.finite += candidate;
+      block.lowest = std::min(block.lowest, keys[i]);
+      block.highest = std::max(block.highest, candidate ? keys[i] : 0);
+    }
+    found = block;
+  });
+  return found;
+}
+
 // Rows with a key below `key` are chosen, and the first `ties` of those that have it.
 template <class Bits>
 struct Threshold {
@@ -22,66 +75,80 @@ struct Threshold {
   int64_t ties;
 };
 
+// The k-th smallest key, for 1 <= k <= number of candidates, which have keys in [lowest, highest].
 template <class Real>
-Threshold<typename RankedRows<Real>::Bits> find_threshold(const RankedRows<Real>& rows, int64_t num_rows, int64_t k) {
+Threshold<typename RankedRows<Real>::Bits> find_threshold(const RankedRows<Real>& rows, int64_t num_rows, int64_t k,
+                                                          typename RankedRows<Real>::Bits lowest,
+                                                          typename RankedRows<Real>::Bits highest) {
   using Bits = typename RankedRows<Real>::Bits;
-  constexpr int kDigitBits = 8;
-  constexpr int kDigits = 1 << kDigitBits;
-  Bits prefix = 0;  // the digits of the k-th smallest key that are known so far
-  Bits known = 0;   // mask of those digits
+  // More bins take longer to clear and to add up, fewer take more sweeps.
+  constexpr int kMostDigitBits = 10;
+  const int digit_bits = num_rows <= 512 ? 7 : kMostDigitBits;
   int64_t remaining = k;
-  for (int shift = sizeof(Bits) * 8 - kDigitBits; shift >= 0; shift -= kDigitBits) {
-    // Losses share their leading digits, so neighbours hit the same counter: two histograms in turn halve that chain.
-    int64_t histogram[2][kDigits] = {};
-    for (int64_t i = 0; i < num_rows; ++i) {
-      if (!rows.eligible(i) || !rows.finite(i)) continue;
-      const Bits key = rows.key(i);
-      if ((key & known) == prefix) ++histogram[i & 1][(key >> shift) & (kDigits - 1)];
-    }
-    int64_t digit = 0;
+  while (lowest < highest) {
+    const Bits range = highest - lowest;
+    int shift = 0;
+    while ((range >> shift) >> digit_bits != 0) ++shift;
+    // Neighbours may hit the same counter: two histograms in turn halve that chain. The last bin takes all other rows.
+    int64_t histogram[2][(1 << kMostDigitBits) + 1];
+    const Bits bins = (range >> shift) + 1;
+    std::fill_n(histogram[0], bins + 1, int64_t{0});
+    std::fill_n(histogram[1], bins + 1, int64_t{0});
+    for_each_block(rows, num_rows, [&](int64_t, int64_t count, const Keys<Real>& keys) {
+      for (int64_t i = 0; i < count; ++i) {
+        const Bits distance = keys[i] - lowest;  // of a lower key: wraps round to more than the range
+        ++histogram[i & 1][distance <= range ? distance >> shift : bins];
+      }
+    });
+    Bits digit = 0;
+    int64_t count = 0;
     for (;; ++digit) {
-      const int64_t count = histogram[0][digit] + histogram[1][digit];
+      count = histogram[0][digit] + histogram[1][digit];
       if (count >= remaining) break;
       remaining -= count;
     }
-    prefix |= static_cast<Bits>(digit) << shift;
-    known |= static_cast<Bits>(kDigits - 1) << shift;
-    if (histogram[0][digit] + histogram[1][digit] == remaining) {  // all keys with this prefix: no digit below decides
-      return {static_cast<Bits>(prefix | ~known), remaining};
-    }
+    lowest += digit << shift;
+    const Bits width = (Bits{1} << shift) - 1;
+    if (highest - lowest > width) highest = lowest + width;
+    if (count == remaining) break;  // all keys in this bin are chosen, no digit below decides
   }
-  return {prefix, remaining};
+  return {highest, remaining};
 }
 
 template <class Real>
 void select(const SelectionParams& params) {
-  const RankedRows<Real> rows(params, only_differing_rows(params));
-  int64_t eligible = 0, finite = 0;
-  for (int64_t i = 0; i < params.rows; ++i) {
-    const bool is_eligible = rows.eligible(i);
-    eligible += is_eligible;
-    finite += is_eligible && rows.finite(i);
-  }
-  const int64_t k = rows_to_keep(params, eligible, finite);
-
   using Bits = typename RankedRows<Real>::Bits;
-  Threshold<Bits> threshold{static_cast<Bits>(~Bits{0}), finite};
-  if (k < finite) threshold = k > 0 ? find_threshold(rows, params.rows, k) : Threshold<Bits>{0, 0};
+  const RankedRows<Real> rows(params, only_differing_rows(params));
+  const Candidates<Bits> found = survey(rows, params.rows);
+  const int64_t k = rows_to_keep(params, found.eligible, found.finite);
 
-  double sum = 0;
-  const Real* values = static_cast<const Real*>(params.mean_of);
-  for (int64_t i = 0; i < params.rows; ++i) {
-    bool chosen = false;
-    if (rows.eligible(i) && rows.finite(i)) {  // before `selected` is written, which row_state may be
-      const Bits key = rows.key(i);
-      chosen = key < threshold.key || (key <= threshold.key && threshold.ties > 0);
-      if (chosen && key == threshold.key) --threshold.ties;
-    }
-    params.selected[i] = chosen;
-    if (chosen && values != nullptr) sum += static_cast<double>(values[i]);
+  Threshold<Bits> threshold{0, 0};
+  if (k == found.finite) {
+    threshold.key = ~Bits{0};  // above every candidate's
+  } else if (k > 0) {
+    threshold = find_threshold(rows, params.rows, k, found.lowest, found.highest);
   }
+
+  double sums[4] = {};  // additions to one sum wait for each other
+  const Real* values = static_cast<const Real*>(params.mean_of);
+  for_each_block(rows, params.rows, [&](int64_t begin, int64_t count, const Keys<Real>& keys) {
+    uint8_t* selected = params.selected + begin;  // read before, where it is the row_state too
+    int64_t ties = threshold.ties;
+    for (int64_t i = 0; i < count; ++i) {
+      const bool tie = (keys[i] == threshold.key) & (ties > 0);
+      selected[i] = (keys[i] < threshold.key) | tie;
+      ties -= tie;
+    }
+    threshold.ties = ties;
+    if (values == nullptr) return;
+    for (int64_t i = 0; i < count; ++i) {
+      const double value = static_cast<double>(values[begin + i]);  // read in any case: a condition would be a branch
+      sums[i & 3] += selected[i] != 0 ? value : 0.0;
+    }
+  });
+  const double sum = (sums[0] + sums[1]) + (sums[2] + sums[3]);
   if (params.num_selected != nullptr) *params.num_selected = k;
-  if (params.num_nonfinite != nullptr) *params.num_nonfinite = eligible - finite;
+  if (params.num_nonfinite != nullptr) *params.num_nonfinite = found.eligible - found.finite;
   if (params.mean != nullptr) {
     const double offset = params.mean_offset != nullptr ? *static_cast<const Real*>(params.mean_offset) : 0.0;
     *static_cast<Real*>(params.mean) = static_cast<Real>((k > 0 ? sum / k : 0.0) + offset);
