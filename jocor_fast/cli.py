@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 from rich.console import Console
 
 from . import __version__
-from .commands import audit, info, plot, reproduce, search_lambda, train
+from .commands import audit, estimate_noise, info, plot, reproduce, search_lambda, train
 from .config import ConfigError, closest_option
 from .data import DataError
 from .engine.errors import RunError
@@ -31,6 +31,7 @@ COMMANDS: dict[str, ModuleType] = {
     "train": train,
     "reproduce": reproduce,
     "search-lambda": search_lambda,
+    "estimate-noise": estimate_noise,
     "audit": audit,
     "plot": plot,
     "info": info,
@@ -38,7 +39,7 @@ COMMANDS: dict[str, ModuleType] = {
 FAILED, WRONG_USE, INTERRUPTED, TERMINATED = 1, 2, 130, 143
 HELP_WIDTH = 100
 SHELLS = ("bash", "zsh", "tcsh")
-_COMMAND_LINES = "\n".join(f"  {name:<13} {module.SUMMARY}" for name, module in COMMANDS.items())
+_COMMAND_LINES = "\n".join(f"  {name:<14} {module.SUMMARY}" for name, module in COMMANDS.items())
 DESCRIPTION = f"""\
 Train on data with wrong labels: two networks learn together (JoCoR), keep in
 every batch the samples whose labels they agree with, and leave the rest out.

@@ -18,7 +18,7 @@ from typing import Any, Literal
 from .data import CLOTHING1M, CSV_PREFIX, FOLDER_PREFIX, NPZ_PREFIX, holds_files
 from .engine.settings import TrainSettings
 from .experiments import PRESETS, PUBLISHED_CO_LAMBDA, preset_co_lambda
-from .options import OPTIONS, TRAINING_FIELDS, UNFLAGGED_DEFAULTS, Option
+from .options import AUTO, OPTIONS, TRAINING_FIELDS, UNFLAGGED_DEFAULTS, Option
 from .schedules import default_decay_start
 
 if sys.version_info >= (3, 11):
@@ -81,7 +81,7 @@ class Config:
     def train_settings(self) -> TrainSettings:
         """The engine's settings; what it refuses becomes a ConfigError that names the flag or key."""
         chosen = {name: self.values[name] for name in TRAINING_FIELDS}
-        if chosen["forget_rate"] is None:  # not decided yet: the others can be checked all the same
+        if chosen["forget_rate"] in (None, AUTO):  # not decided yet: the others can be checked all the same
             chosen["forget_rate"] = 0.0
         try:
             return TrainSettings(**chosen)

@@ -17,6 +17,7 @@ from .noise import NOISE_KINDS
 from .schedules import LR_PLANS, RECIPES
 
 Kind = Literal["whole", "number", "text", "choice", "switch"]
+AUTO = "auto"
 VAL_LABELS = ("clean", "noisy", "small-loss")
 TRAINING_FIELDS = tuple(setting.name for setting in fields(TrainSettings))
 # Training settings without a flag: a preset decides them, or this.
@@ -31,6 +32,7 @@ class Option:
         group: heads it in the help.
         default: what holds where nothing else is said; None where that depends on the data or on other options.
         why: how a default that is None comes about, or the reason of one that is not.
+        choices: the values of a choice; words that stand for a value of another kind.
     """
 
     name: str
@@ -52,10 +54,13 @@ class Option:
         """What a value has to be, for error messages."""
         if self.kind == "choice":
             return f"one of {', '.join(self.choices)}"
-        return {"whole": "a whole number", "number": "a number", "text": "text", "switch": "true or false"}[self.kind]
+        kind = {"whole": "a whole number", "number": "a number", "text": "text", "switch": "true or false"}[self.kind]
+        return " or ".join((kind, *self.choices))
 
     def parse(self, text: str) -> Any:
         """The value of a flag's text; ValueError if it is not of the option's kind."""
+        if text in self.choices:
+            return text
         if self.kind == "whole":
             return int(text)
         if self.kind == "number":
@@ -73,7 +78,7 @@ class Option:
             return value
         if self.kind == "text" and isinstance(value, str) and value:
             return value
-        if self.kind == "choice" and value in self.choices:
+        if isinstance(value, str) and value in self.choices:
             return value
         raise ValueError(f"{self.name} must be {self.expected}, got {value!r}")
 
@@ -132,8 +137,9 @@ _TABLE = (
         "mnist, cifar10, cifar100: what the authors named; --recipe published: 0.1",
     ),
     _training(
-        "forget_rate", _METHOD, "number", "T", "τ in [0, 1): share of each batch that is left out as mislabelled",
-        "the share of wrong labels to expect from the noise; required if the true labels are unknown",
+        "forget_rate", _METHOD, "number", "T",
+        "τ in [0, 1): share of each batch that is left out as mislabelled; auto: what estimate-noise finds, first",
+        "the share of wrong labels to expect from the noise; required if the true labels are unknown", (AUTO,),
     ),
     _training(
         "ramp_epochs", _METHOD, "whole", "N", "epochs in which the share left out rises from 0 to τ",

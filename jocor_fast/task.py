@@ -20,10 +20,11 @@ from .data.bad_files import BadFiles
 from .data.preprocessing import Preprocessing
 from .engine.environment import resolve_device
 from .engine.run import EvalData, TrainData
-from .engine.samples import InputFiles
+from .engine.samples import InputFiles, take
 from .methods import METHODS
 from .models import build_model
 from .noise import corrupt, expected_rate, read_transition, realised_rate, transition_matrix
+from .options import AUTO
 from .pretrained import read_weights
 
 # τ is "under" the realised rate only beyond this: the draw itself strays from its nominal rate by chance.
@@ -39,6 +40,7 @@ class Task:
         expected_noise_rate: what the transition matrix makes of the clean labels; None without a matrix.
         realised_noise_rate: share of wrong labels among those trained on; None where the truth is unknown.
         given_labels: int64 [N], the labels of the whole training set, in its order: noisy, as drawn or read.
+        true_labels: int64 [N], the true ones where they are known, else None.
         train_ids: which of those N samples are trained on; the others are held out.
     """
 
@@ -51,6 +53,7 @@ class Task:
     expected_noise_rate: float | None
     realised_noise_rate: float | None
     given_labels: np.ndarray
+    true_labels: np.ndarray | None
     train_ids: np.ndarray
 
 
@@ -112,7 +115,7 @@ def _built_task(config: Config, announce: Callable[[str], None] | None) -> Task:
     return Task(
         dataset=dataset,
         train=TrainData(
-            _rows(parts.train, kept),
+            take(parts.train, kept),
             torch.from_numpy(labels.noisy[kept]),
             torch.from_numpy(clean) if clean is not None else None,
             parts.scale,
@@ -124,6 +127,7 @@ def _built_task(config: Config, announce: Callable[[str], None] | None) -> Task:
         expected_noise_rate=labels.expected_rate,
         realised_noise_rate=realised,
         given_labels=labels.noisy,
+        true_labels=labels.clean,
         train_ids=kept,
     )
 
@@ -222,27 +226,25 @@ def _validation(config: Config, parts: _Parts, labels: _NoisyLabels, held_out: n
     chosen = labels.clean if kind == "clean" else labels.noisy
     if chosen is None:
         raise ConfigError(f"{config.label('val_labels')} clean needs --clean-labels, or a clean column in --labels")
+    if kind == "small-loss" and config["forget_rate"] == AUTO:
+        raise ConfigError(
+            f"{config.label('val_labels')} small-loss needs a number for {config.label('forget_rate')}: "
+            "jocor-fast estimate-noise finds it"
+        )
     keep_rate = 1.0 - config["forget_rate"] if kind == "small-loss" else 1.0
-    return EvalData(_rows(parts.train, held_out), torch.from_numpy(chosen[held_out]), parts.scale, keep_rate)
+    return EvalData(take(parts.train, held_out), torch.from_numpy(chosen[held_out]), parts.scale, keep_rate)
 
 
 def _eval_data(part: tuple[_Inputs, np.ndarray] | None, scale: float) -> EvalData | None:
     return None if part is None else EvalData(part[0], torch.from_numpy(part[1]), scale)
 
 
-def _rows(inputs: _Inputs, ids: np.ndarray) -> _Inputs:
-    """The samples with these ids; the array itself, not a copy, where that is all of them."""
-    if len(ids) == len(inputs):
-        return inputs
-    return inputs[torch.from_numpy(ids)] if isinstance(inputs, torch.Tensor) else inputs.subset(ids)
-
-
 def _decide_forget_rate(config: Config, labels: _NoisyLabels, realised: float | None) -> None:
     """τ where none was given: what the noise is expected to be, else what it is measured to be."""
-    expected = labels.expected_rate
-    if config.given("forget_rate"):
+    expected, selects = labels.expected_rate, METHODS[config["method"]].selects
+    if config.given("forget_rate") and (selects or config["forget_rate"] != AUTO):
         return
-    if not METHODS[config["method"]].selects:
+    if not selects:
         config.decide("forget_rate", 0.0, reason=f"{config['method']} does not select by loss")
     elif expected is not None:
         config.decide("forget_rate", expected, reason=labels.reason)

@@ -19,12 +19,15 @@ from ..data import DataError, ImageDataset
 from ..data.preprocessing import CROP
 from ..engine.environment import resolve_device
 from ..engine.errors import RunError
+from ..engine.folder import CONFIG
 from ..engine.run import EpochEvent, Run, fit
 from ..engine.settings import TrainSettings
 from ..experiments import METHOD_TITLES
 from ..methods import METHODS
-from ..options import OPTIONS, TRAINING_FIELDS, UNFLAGGED_DEFAULTS, Option
-from ..report.screen import TrainingProgress, final_table
+from ..noise_estimate import NoiseEstimate, estimate_noise
+from ..options import AUTO, OPTIONS, TRAINING_FIELDS, UNFLAGGED_DEFAULTS, Option
+from ..report.results import read_json
+from ..report.screen import TrainingProgress, final_table, warm_up_progress
 from ..report.tables import percent
 from ..report.tensorboard import MissingTensorBoard, TensorBoardLog
 from ..schedules import lr_step_factor, steps_per_epoch, trained_epochs
@@ -48,6 +51,7 @@ RECORDED = tuple(name for name in (*OPTIONS, *UNFLAGGED_DEFAULTS) if name not in
 # T_k counts epochs of some 400 steps; far shorter ramps were measured to lose to plain training.
 SHORT_RAMP_STEPS = 200
 CLASSES_SHOWN = 20
+HIGHEST_FORGET_RATE = 0.95  # of an estimate: some of each batch must be left to learn from
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -77,6 +81,7 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     flags = {name: value for name, value in vars(arguments).items() if name in OPTIONS}
     config = resolve(flags, arguments.config)
     task = build_task(config, announce=lambda sentence: console.print(Text(sentence), soft_wrap=True))
+    estimate = _estimated_forget_rate(config, task, console)
     settings = config.train_settings()
     _print_header(config, task, _device(config), console)
     for warning in (forget_rate_warning(config, task), _ramp_warning(config, task), _idle_warning(config)):
@@ -84,7 +89,7 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
             print(f"jocor-fast: warning: {warning}", file=sys.stderr)
     progress = TrainingProgress(console, trained_epochs(settings.epochs, settings.recipe), settings.batch_size)
     with progress, _tensorboard(config) as board:
-        result = _fit(config, settings, task, progress, board)
+        result = _fit(config, settings, task, progress, board, estimate)
     if result.summary["status"] == "interrupted":
         console.print(f"left off after epoch {len(result.metrics)}, --resume goes on", soft_wrap=True)
     elif not progress.epochs_shown:
@@ -121,8 +126,26 @@ def _tensorboard(config: Config) -> contextlib.AbstractContextManager[TensorBoar
         raise ConfigError(f"{config.label('tensorboard')} {error}") from error
 
 
+def _estimated_forget_rate(config: Config, task: Task, console: Console) -> dict[str, Any] | None:
+    """Decide --forget-rate auto: by the estimate in the folder of a run that goes on, else by one made now."""
+    if config["forget_rate"] != AUTO:
+        return None
+    stored = (read_json(Path(config["output"]) / CONFIG) or {}).get("noise_estimate") if config["resume"] else None
+    if stored is None:
+        with warm_up_progress(console) as on_epoch:
+            stored = estimate_noise(config, task, on_epoch=on_epoch).as_dict()
+    text = f"estimated {NoiseEstimate.of_dict(stored)}"
+    config.decide("forget_rate", min(stored["rate"], HIGHEST_FORGET_RATE), config.sources["forget_rate"], text)
+    return dict(stored)
+
+
 def _fit(
-    config: Config, settings: TrainSettings, task: Task, progress: TrainingProgress, board: TensorBoardLog | None
+    config: Config,
+    settings: TrainSettings,
+    task: Task,
+    progress: TrainingProgress,
+    board: TensorBoardLog | None,
+    estimate: dict[str, Any] | None,
 ) -> Run:
     """The engine's run; its complaints name the flag or key that is to blame."""
 
@@ -141,7 +164,7 @@ def _fit(
             output=config["output"],
             resume=config["resume"],
             stop_after=config["stop_after"],
-            extra_config=_recorded(config, task),
+            extra_config={**_recorded(config, task), **({} if estimate is None else {"noise_estimate": estimate})},
             extra_summary={
                 "nominal_noise_rate": task.nominal_noise_rate,
                 "realised_noise_rate": task.realised_noise_rate,
@@ -162,7 +185,7 @@ def _fit(
 
 
 def _help(option: Option) -> str:
-    text = f"{option.help}: {', '.join(option.choices)}" if option.choices else option.help
+    text = f"{option.help}: {', '.join(option.choices)}" if option.kind == "choice" else option.help
     shown = [option.why] if option.why else []
     if option.default is not None and option.kind != "switch":
         shown.insert(0, f"{option.default:g}" if option.kind == "number" else str(option.default))

@@ -175,6 +175,13 @@ class ResidentInputs:
         return stored.float().mul_(self.scale)
 
 
+def take(inputs: Tensor | InputFiles, ids: np.ndarray) -> Tensor | InputFiles:
+    """The samples with these ids; the inputs themselves, not a copy, where that is all of them."""
+    if len(ids) == len(inputs):
+        return inputs
+    return inputs[torch.from_numpy(ids)] if isinstance(inputs, Tensor) else inputs.subset(ids)
+
+
 def check_inputs(name: str, inputs: Tensor | InputFiles) -> None:
     """TypeError or ValueError, naming the argument, where these cannot be the inputs of a run."""
     if isinstance(inputs, InputFiles):

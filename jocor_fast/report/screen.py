@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -125,6 +126,14 @@ class _Speed:
             return ""
         steps, waiting = self._shown
         return f"{steps * batch_size:,.0f}/s, {100 * waiting:.0f} % waiting"
+
+
+@contextlib.contextmanager
+def warm_up_progress(console: Console) -> Iterator[Callable[[int, int], None]]:
+    """A bar for the epochs of a warm-up, on a terminal: what is to be told (epochs done, epochs in all)."""
+    with Progress(console=console, transient=True, disable=not console.is_interactive) as bar:
+        task = bar.add_task("estimating the noise", total=None)
+        yield lambda done, epochs: bar.update(task, completed=done, total=epochs)
 
 
 def epoch_line(metrics: Mapping[str, Any], epochs: int) -> str:

@@ -102,6 +102,11 @@ def csv_text(columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> str:
 
 def write_text(path: Path, text: str) -> None:
     """Write a whole file or none: the text goes beside the target first."""
+    write_bytes(path, text.encode())
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """The same for bytes."""
     partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(text, encoding="utf-8")
+    partial.write_bytes(data)
     os.replace(partial, path)

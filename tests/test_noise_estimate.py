@@ -1,0 +1,151 @@
+"""Estimates of the noise before a run: of made-up predictions, of the digits, and as `--forget-rate auto`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import jocor_fast as jf
+from jocor_fast.cli import main
+from jocor_fast.config import ConfigError, resolve
+from jocor_fast.engine.cross_fit import CrossFit, cross_fit, warm_up_epochs
+from jocor_fast.noise_estimate import NoiseEstimate, counted, from_predictions, from_predictions_and_truth
+from jocor_fast.task import build_task
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+PAIRS = np.eye(5)
+PAIRS[1, 1], PAIRS[1, 2] = 0.6, 0.4
+PAIRS[3, 3], PAIRS[3, 0] = 0.6, 0.4
+MATRICES = [np.eye(5), jf.noise.symmetric(5, 0.2), jf.noise.symmetric(5, 0.5), PAIRS]
+
+
+def made_up(transition: np.ndarray, samples: int = 20000) -> tuple[CrossFit, np.ndarray, np.ndarray, np.ndarray]:
+    """Networks that take a tenth for the next class, the less surely the harder; labels, truth, validation truth."""
+    generator = np.random.default_rng(0)
+
+    def predicted(true: np.ndarray) -> np.ndarray:
+        hardness = generator.random(len(true))
+        taken = np.where(hardness > 0.9, (true + 1) % 5, true)
+        probability = np.full((len(true), 5), 0.01)
+        probability[np.arange(len(true)), taken] = 0.96 - 0.5 * hardness
+        return probability / probability.sum(1, keepdims=True)
+
+    true = generator.choice(5, p=[0.4, 0.2, 0.2, 0.1, 0.1], size=samples)
+    val = generator.choice(5, size=2000)
+    labels = jf.noise.corrupt(true, transition, seed=1)
+    fit = CrossFit(generator.random(samples) < 0.5, predicted(true), np.stack([predicted(val), predicted(val)]))
+    return fit, labels, true, val
+
+
+def assert_good(found: NoiseEstimate, transition: np.ndarray, realised: float) -> None:
+    assert found.rate == pytest.approx(realised, abs=0.015)
+    assert abs(found.rate - realised) <= found.uncertainty + 0.004
+    assert found.uncertainty < 0.03
+    np.testing.assert_allclose(found.transition, transition, atol=0.06)
+    np.testing.assert_allclose(found.transition.sum(axis=1), 1)
+
+
+@pytest.mark.parametrize("transition", MATRICES)
+def test_rate_and_matrix_are_found_though_a_tenth_of_the_predictions_is_wrong(transition: np.ndarray) -> None:
+    fit, labels, true, val = made_up(transition)
+    realised = float((labels != true).mean())
+    assert_good(from_predictions(fit, labels), transition, realised)
+    assert_good(from_predictions_and_truth(fit, labels, val), transition, realised)
+
+
+def test_counting_needs_no_network() -> None:
+    _, labels, true, _ = made_up(PAIRS)
+    found = counted(labels, true, 5)
+    assert_good(found, PAIRS, float((labels != true).mean()))
+    assert found.rate == (labels != true).mean()
+    assert counted(true[:100], true[:100], 7).transition.tolist() == np.eye(7).tolist()
+    assert 0 < counted(true[:100], true[:100], 7).uncertainty < 0.05  # none of 100 wrong does not mean none of all
+
+
+def test_samples_that_could_not_be_read_are_left_out() -> None:
+    fit, labels, true, val = made_up(PAIRS)
+    fit.probability[:500] = np.nan
+    assert fit.val_probability is not None
+    fit.val_probability[:, :50] = np.nan
+    realised = float((labels != true).mean())
+    assert_good(from_predictions(fit, labels), PAIRS, realised)
+    assert_good(from_predictions_and_truth(fit, labels, val), PAIRS, realised)
+
+
+def test_an_estimate_comes_back_from_its_file() -> None:
+    fit, labels, _, _ = made_up(PAIRS)
+    found = from_predictions(fit, labels)
+    again = NoiseEstimate.of_dict(json.loads(json.dumps(found.as_dict())))
+    assert (again.rate, again.uncertainty, again.method) == (found.rate, found.uncertainty, found.method)
+    assert (again.transition == found.transition).all()
+    assert str(found).startswith(f"{100 * found.rate:.1f} ± ")
+
+
+def test_no_network_sees_the_half_that_it_predicts() -> None:
+    config = resolve({"noise_rate": "0.4", "device": "cpu"})
+    task = build_task(config)
+    before = cross_fit(config.train_settings(), task.build_network, task.train, 10, epochs=2, val=task.test)
+    assert before.val_probability is not None
+    assert before.val_probability.shape == (2, 360, 10)
+    np.testing.assert_allclose(before.probability.sum(1), 1, rtol=1e-5)
+    assert abs(int(before.half.sum()) - 718) <= 1
+    task.train.labels[before.half] = 0  # labels of the second half: its own predictions do not change
+    after = cross_fit(config.train_settings(), task.build_network, task.train, 10, epochs=2)
+    assert (after.probability[before.half] == before.probability[before.half]).all()
+    assert (after.probability[~before.half] != before.probability[~before.half]).any()
+
+
+def test_a_warm_up_is_five_epochs_or_a_thousand_steps() -> None:
+    assert warm_up_epochs(60000, 128) == 5
+    assert warm_up_epochs(1437, 32) == 46
+    assert warm_up_epochs(10, 32) == 1000
+
+
+def test_the_command_writes_what_it_prints(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = tmp_path / "found"
+    assert main(["estimate-noise", "--noise-rate=0.4", "--epochs=12", "--device=cpu", f"--output={found}"]) == 0
+    estimate = json.loads((found / "noise-estimate.json").read_text())
+    assert estimate["rate"] == pytest.approx(0.417, abs=0.06)
+    assert f"{100 * estimate['rate']:.2f} ± {100 * estimate['uncertainty']:.2f} %" in capsys.readouterr().out
+    matrix = np.load(found / "transition.npy")
+    np.testing.assert_array_equal(matrix, estimate["transition"])
+    assert (found / "noise-matrix.png").stat().st_size > 5000
+    assert (
+        main(["train", f"--noise-matrix={found / 'transition.npy'}", "--epochs=1", f"--output={tmp_path / 'r'}"]) == 0
+    )
+    held_out = ["--val-fraction=0.2", "--val-labels=clean"]
+    assert main(["estimate-noise", "--noise-rate=0.4", *held_out, f"--output={found}"]) == 0
+    assert "counted on 287 held-out samples" in json.loads((found / "noise-estimate.json").read_text())["method"]
+
+
+def test_forget_rate_auto_trains_with_the_estimate_and_keeps_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("jocor_fast.noise_estimate.warm_up_epochs", lambda *_: 12)
+    labels = tmp_path / "labels.npy"
+    np.save(labels, build_task(resolve({"noise_rate": "0.4"})).given_labels)
+    run = tmp_path / "run"
+    command = ["train", f"--labels={labels}", "--forget-rate=auto", "--epochs=2", "--device=cpu", f"--output={run}"]
+    assert main([*command, "--stop-after=1"]) == 0
+    config = json.loads((run / "config.json").read_text())
+    estimate = config["noise_estimate"]
+    assert config["settings"]["forget_rate"] == estimate["rate"] == pytest.approx(0.417, abs=0.06)
+    assert config["sources"]["forget_rate"] == "flag"
+    assert f"estimated {100 * estimate['rate']:.1f} ± {100 * estimate['uncertainty']:.1f} %" in capsys.readouterr().out
+    monkeypatch.setattr("jocor_fast.commands.train.estimate_noise", None)  # going on makes no estimate
+    assert main([*command, "--resume"]) == 0
+    assert len((run / "metrics.jsonl").read_text().splitlines()) == 2
+
+
+def test_auto_is_nothing_for_who_does_not_select_and_no_number_for_small_loss() -> None:
+    config = resolve({"noise_rate": "0.4", "forget_rate": "auto", "method": "standard"})
+    build_task(config)
+    assert config["forget_rate"] == 0.0
+    with pytest.raises(ConfigError, match=r"^--val-labels small-loss needs a number for --forget-rate: jocor-fast est"):
+        build_task(resolve({"forget_rate": "auto", "val_fraction": "0.1", "val_labels": "small-loss"}))
+    with pytest.raises(ConfigError, match=r"^--forget-rate must be a number or auto, got 'much'"):
+        resolve({"forget_rate": "much"})
