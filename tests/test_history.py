@@ -13,10 +13,10 @@ from torch import Tensor
 
 from engine_cases import CLASSES, blobs, pair_of, settings, small_mlp, small_tanh, trainer
 from jocor_fast.engine.history import LARGEST_LOSS, WINDOW, SampleHistory, SampleStatistics
-from jocor_fast.engine.plan import plan_epoch
+from jocor_fast.engine.plan import StepRates, plan_epoch
 from jocor_fast.engine.run import fit
 from jocor_fast.engine.step import TrainingStep
-from jocor_fast.methods import METHODS, StepLoss
+from jocor_fast.methods import METHODS, FCorrection, StepLoss
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -25,7 +25,7 @@ def an_outcome(rows: int, networks: int, choices: int, seed: int) -> StepLoss:
     generator = torch.Generator().manual_seed(seed)
     masks = tuple(torch.rand(rows, generator=generator) < 0.5 for _ in range(choices))
     logits = tuple(3 * torch.randn(rows, CLASSES, generator=generator) for _ in range(networks))
-    return StepLoss(torch.tensor(0.0), masks, torch.tensor(0), torch.rand(rows, generator=generator), logits)
+    return StepLoss(torch.tensor(0.0), masks, torch.tensor(0), torch.rand(rows, generator=generator), logits=logits)
 
 
 class PlainHistory:
@@ -106,9 +106,11 @@ def test_a_loss_that_is_not_finite_counts_as_a_large_one_and_does_no_lasting_har
 def test_a_trainer_records_every_step_that_it_takes(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     count = METHODS[method].num_networks
     training = trainer(pair_of(small_mlp)[:count], blobs(70), method=method)
+    if isinstance(training.step.method, FCorrection):
+        training.step.method.set_transition(torch.eye(CLASSES))
     plain, take = PlainHistory(training.labels), TrainingStep.__call__
 
-    def noted(step: TrainingStep, stored: Tensor, labels: Tensor, rates: Any) -> StepLoss:
+    def noted(step: TrainingStep, stored: Tensor, labels: Tensor, rates: StepRates) -> StepLoss:
         outcome = take(step, stored, labels, rates)
         assert training.log is not None
         at = training.log.step * len(labels)

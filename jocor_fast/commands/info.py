@@ -17,7 +17,7 @@ from .._extension import build_info
 from ..data import DATASETS, default_root, find_dataset
 from ..engine.environment import resolve_device
 
-SUMMARY = "build, devices, loaders, data sets and versions, for bug reports"
+SUMMARY = "build, devices, loaders, data sets, versions: for bug reports"
 USAGE = "[OPTIONS]"
 HOW_TO_GO_ON = "run it again"
 DESCRIPTION = """\
