@@ -112,7 +112,7 @@ def test_images_in_files_are_named_and_shown(tmp_path: Path) -> None:
     other = (task.train.labels + 1) % 4
     logits = 5 * torch.nn.functional.one_hot(other, 4).float()
     everything = torch.ones(len(other))
-    outcome = StepLoss(torch.tensor(0.0), (everything.bool(),), torch.tensor(0), everything, (logits, logits))
+    outcome = StepLoss(torch.tensor(0.0), (everything.bool(),), torch.tensor(0), everything, logits=(logits, logits))
     history.record(torch.arange(len(other)), task.train.labels, [outcome])
     run = tmp_path / "run"
     run.mkdir()
