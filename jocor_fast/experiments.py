@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from .methods import METHODS
+
 # The methods as the paper's tables head them, in their order.
 METHOD_TITLES: Mapping[str, str] = {
     "standard": "Standard",
@@ -166,11 +168,12 @@ class Cell:
             noise_seed = 0 if published else seed
             settings |= {"noise": self.noise.kind, "noise_rate": self.noise.rate, "noise_seed": noise_seed}
         settings |= {"method": self.method, "seed": seed}
-        if self.noise.kind == "asymmetric-published" and self.noise.rate is not None:
+        method = METHODS[self.method]
+        if self.noise.kind == "asymmetric-published" and self.noise.rate is not None and method.selects:
             settings["forget_rate"] = self.noise.rate / 2
         if self.compared_lambda is not None and self.compared_lambda != self.preset_lambda:
             settings["co_lambda"] = self.compared_lambda
-        elif published and self.method == "jocor" and self.preset_lambda is not None:
+        elif published and method.uses_co_lambda and self.preset_lambda is not None:
             settings["co_lambda"] = self.preset_lambda
         return {**settings, **self.settings}
 

@@ -147,6 +147,19 @@ def test_every_experiment_can_be_planned(
 
 
 @pytest.mark.usefixtures("measured_before")
+def test_both_stages_of_f_correction_count(capsys: pytest.CaptureFixture[str]) -> None:
+    """Its first stage has as many epochs as the run itself, in a folder of its own."""
+    (cell,) = EXPERIMENTS["mnist"].cells(("f-correction",), (HALF,), device="cpu")
+    first = write_run(Path("out"), cell, 1, status=None) / "first-stage"
+    first.mkdir()
+    lines = [json.dumps(metrics_line(epoch, 0.5)) for epoch in range(1, 151)]
+    (first / "metrics.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    assert main([*MNIST, "--methods", "f-correction", "--seeds", "1", "--dry-run"]) == 0
+    line = next(line for line in capsys.readouterr().out.splitlines() if "F-correction" in line and "0/1" in line)
+    assert line.split()[:6] == ["Symmetry-50%", "F-correction", "n/a", "n/a", "0/1", "250"]
+
+
+@pytest.mark.usefixtures("measured_before")
 def test_the_published_recipe_has_a_folder_and_a_draw_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
     command = [*MNIST[:-2], "--methods", "jocor", "--seeds", "2", "--recipe", "published", "--dry-run"]
     assert main(command) == 0

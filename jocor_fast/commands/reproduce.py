@@ -18,6 +18,7 @@ from ..data import load_dataset
 from ..engine.environment import resolve_device
 from ..engine.errors import RunError
 from ..experiments import EXPERIMENTS, METHOD_TITLES, Cell, Experiment, Noise
+from ..methods import METHODS, FCorrection
 from ..report.reproduction import (
     CSV_COLUMNS,
     CellResult,
@@ -27,7 +28,6 @@ from ..report.reproduction import (
     results_table,
     seeds_at_hand,
 )
-from ..report.results import read_metrics
 from ..report.tables import csv_text, write_text
 from ..schedules import trained_epochs
 from .reproduce_plan import print_plan
@@ -262,10 +262,11 @@ def _config(cell: Cell, seed: int) -> Config:
 
 def _queued(cell: Cell, seed: int, output: Path) -> QueuedRun:
     config = _config(cell, seed)
-    epochs = trained_epochs(config["epochs"], config["recipe"])
+    stages = 2 if METHODS[cell.method] is FCorrection else 1
+    epochs = stages * trained_epochs(config["epochs"], config["recipe"])
     name = f"{cell.title}, {cell.noise.title}, seed {seed}"
     run = QueuedRun(name, output / cell.run_folder(seed), cell.run_settings(seed), epochs)
-    run.epochs_done = epochs if run.is_finished else len(read_metrics(run.folder))
+    run.epochs_done = epochs if run.is_finished else run.epochs_on_disk()
     return run
 
 

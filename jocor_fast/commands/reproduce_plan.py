@@ -11,6 +11,7 @@ from rich.text import Text
 
 from ..config import Config, resolve
 from ..experiments import Cell
+from ..methods import METHODS
 from ..report.tables import NOT_AVAILABLE, TextTable, duration
 from .run_queue import QueuedRun
 from .step_times import EpochTime, StepTimes, expected_forget_rate
@@ -66,7 +67,7 @@ def print_plan(
 
 
 def _row(cell: Cell, config: Config, finished: int, planned: int, epochs_left: int, time: EpochTime) -> tuple[str, ...]:
-    co_lambda = f"{config['co_lambda']:g}" if cell.method == "jocor" else NOT_AVAILABLE
+    co_lambda = f"{config['co_lambda']:g}" if METHODS[cell.method].uses_co_lambda else NOT_AVAILABLE
     forget_rate = expected_forget_rate(config)
     epoch = "" if not epochs_left else NOT_AVAILABLE if time.failure else f"{time.seconds:.2g} s"
     rest = "" if not epochs_left else NOT_AVAILABLE if time.failure else duration(time.seconds * epochs_left)

@@ -20,6 +20,7 @@ from typing import Any
 
 from ..config import Config, ConfigError
 from ..engine.errors import RunError
+from ..engine.folder import FIRST_STAGE
 from ..options import OPTIONS
 from ..report.results import LOG_NAME, read_error, read_json, read_metrics
 
@@ -33,7 +34,7 @@ class QueuedRun:
 
     Attributes:
         name: for the screen, such as "JoCoR, seed 1".
-        epochs: how many it trains; epochs_done: how many are on disk.
+        epochs: how many it trains, in both stages of a method that has two; epochs_done: how many are on disk.
         error: one sentence, once it has failed.
     """
 
@@ -75,12 +76,16 @@ class QueuedRun:
         """Read the progress; True once the run has ended."""
         assert self._process is not None
         code = self._process.poll()
-        self.epochs_done = len(read_metrics(self.folder))
+        self.epochs_done = self.epochs_on_disk()
         if code is None:
             return False
         if code != 0:
             self.error = self._reason(code)
         return True
+
+    def epochs_on_disk(self) -> int:
+        """How many epochs its files hold, those of a first stage among them."""
+        return len(read_metrics(self.folder)) + len(read_metrics(self.folder / FIRST_STAGE))
 
     @property
     def is_finished(self) -> bool:
