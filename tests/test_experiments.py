@@ -177,9 +177,10 @@ def test_cifar100_asymmetry_is_the_published_variant_with_half_the_rate_to_forge
     assert any("rate/2" in note for note in EXPERIMENTS["cifar100"].notes)
 
 
-def test_clothing1m_adds_no_noise_and_trains_as_the_paper_says() -> None:
-    (cell,) = EXPERIMENTS["clothing1m"].cells(("jocor",))
-    settings = cell.run_settings(3)
+def test_clothing1m_adds_no_noise_and_says_what_to_forget_where_a_method_selects() -> None:
+    jocor, standard = EXPERIMENTS["clothing1m"].cells(("jocor", "standard"))
+    settings = jocor.run_settings(3)
     assert not {"noise", "noise_rate", "noise_seed"} & set(settings)
-    assert (settings["model"], settings["batch_size"], settings["epochs"], settings["lr"]) == ("resnet18", 64, 15, 8e-4)
-    assert cell.run_folder(3) == "clothing1m-real/jocor/seed3"
+    assert settings["forget_rate"] == 0.38
+    assert "forget_rate" not in standard.run_settings(3)
+    assert jocor.run_folder(3) == "clothing1m-real/jocor/seed3"
