@@ -6,8 +6,8 @@ What changes from step to step lies in tensors that a recorded step reads: its p
 rows of its batch and where it writes its metrics, and the rates. What a kernel takes from the host (β1, and what a
 method decides in Python) cannot change in a graph; where it does, the steps are recorded again.
 
-The first steps of a run are not recorded. They set up the libraries, which may not happen while recording, and they
-show whether anything in a step waits for the device, which a graph cannot.
+The first steps of a run are not recorded, nor is the first after such a change. They set up the libraries, which may
+not happen while recording, and they show whether anything in a step waits for the device, which a graph cannot.
 """
 
 from __future__ import annotations
@@ -101,6 +101,7 @@ class CapturedSteps:
         if log is not self._log or recorded_for != self._recorded_for:
             self._graphs.clear()
             self._pool = self._cuda.graph_pool_handle()
+            self._first_steps_left = max(1, self._first_steps_left)  # other operators may run now
         self._log, self._recorded_for = log, recorded_for
         self._rates = self._rates_on_device.load(plan)
         self._place.fill_(log.step)
