@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 from rich.console import Console
 
 from . import __version__
-from .commands import audit, estimate_noise, info, plot, reproduce, search_lambda, train
+from .commands import audit, estimate_noise, info, plot, predict, reproduce, search_lambda, train
 from .config import ConfigError, closest_option
 from .data import DataError
 from .engine.errors import RunError
@@ -33,6 +33,7 @@ COMMANDS: dict[str, ModuleType] = {
     "search-lambda": search_lambda,
     "estimate-noise": estimate_noise,
     "audit": audit,
+    "predict": predict,
     "plot": plot,
     "info": info,
 }

@@ -26,6 +26,7 @@ from ..experiments import METHOD_TITLES
 from ..methods import METHODS
 from ..noise_estimate import NoiseEstimate, estimate_noise
 from ..options import AUTO, OPTIONS, TRAINING_FIELDS, UNFLAGGED_DEFAULTS, Option
+from ..predictor import describe_input
 from ..report.results import read_json
 from ..report.screen import TrainingProgress, final_table, warm_up_progress
 from ..report.tables import percent
@@ -197,6 +198,7 @@ def _recorded(config: Config, task: Task) -> dict[str, Any]:
     recorded: dict[str, Any] = {
         "settings": {name: config[name] for name in RECORDED if name not in TRAINING_FIELDS},
         "sources": {name: config.sources[name] for name in RECORDED},
+        "input": describe_input(task, config["model"], config["normalisation"]),
     }
     if task.dataset.label_table is not None:
         recorded["label_table"] = list(task.dataset.label_table)

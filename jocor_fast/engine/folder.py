@@ -179,6 +179,24 @@ def read_whole_checkpoint(path: Path) -> dict[str, Any]:
     raise RunError(f"RUN: {path} holds no whole {CHECKPOINT}, which `jocor-fast train` writes after every epoch")
 
 
+def read_weights(path: Path) -> tuple[dict[str, Any] | None, list[dict[str, Any]]]:
+    """What a checkpoint.pt or best.pt says of its networks ("input", None where it does not) and their weights.
+
+    Raises:
+        RunError: it is absent, damaged or something else.
+    """
+    try:
+        content = _deserialized(path.read_bytes())
+        networks = content["training"]["networks"] if "training" in content else content["networks"]
+    except OSError as error:
+        raise RunError(f"CHECKPOINT: {path} cannot be read ({error.strerror or error})") from error
+    except MemoryError:
+        raise
+    except Exception as error:  # a broken file makes zipfile, pickle and torch raise errors of every class
+        raise RunError(f"CHECKPOINT: {path} is no whole checkpoint of a run ({type(error).__name__})") from error
+    return content.get("input"), networks
+
+
 def _flush_names(folder: Path) -> None:
     """Bring renamed names to the disk."""
     descriptor = os.open(folder, os.O_RDONLY)

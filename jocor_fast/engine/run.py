@@ -98,7 +98,8 @@ def fit(
         stop_after: leave off after this epoch, if the run has more; `resume` goes on. The schedules are those of all
             epochs.
         extra_config: merged into config.json. Its "settings" {name: value} join those of `settings`, and like them must
-            be the same when the run is resumed; its "sources" say where each came from.
+            be the same when the run is resumed; its "sources" say where each came from; its "input", what networks and
+            inputs are (`jocor_fast.predictor`), goes into the checkpoints too.
         extra_summary: merged into summary.json (nominal_noise_rate).
         on_epoch: called after every epoch, of either stage of a method that has two.
         on_step: called after every step (on a GPU: after several that were launched together) with (epoch, steps done
@@ -295,12 +296,19 @@ class _Session:
         best = best_by_validation(self.history)
         if best is not None and best["epoch"] == line["epoch"]:
             networks = [network.state_dict() for network in self.trainer.networks]
-            self.folder.write_best({**best, "networks": networks})
+            self.folder.write_best({**best, "networks": networks, "input": self.config.get("input")})
         self._write_checkpoint(self.folder)
 
     def _write_checkpoint(self, folder: RunFolder) -> None:
         training = self.trainer.state_dict()
-        folder.write_checkpoint({"identity": self.identity, "history": self.history, "training": training})
+        folder.write_checkpoint(
+            {
+                "identity": self.identity,
+                "history": self.history,
+                "training": training,
+                "input": self.config.get("input"),
+            }
+        )
 
     def _write_bad_files(self, folder: RunFolder) -> None:
         bad_files = self.trainer.source.bad_files
