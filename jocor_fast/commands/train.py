@@ -166,6 +166,7 @@ def _fit(
             resume=config["resume"],
             stop_after=config["stop_after"],
             extra_config={**_recorded(config, task), **({} if estimate is None else {"noise_estimate": estimate})},
+            extra_checkpoint={"input": describe_input(task, config["model"], config["normalisation"])},
             extra_summary={
                 "nominal_noise_rate": task.nominal_noise_rate,
                 "realised_noise_rate": task.realised_noise_rate,
@@ -198,7 +199,6 @@ def _recorded(config: Config, task: Task) -> dict[str, Any]:
     recorded: dict[str, Any] = {
         "settings": {name: config[name] for name in RECORDED if name not in TRAINING_FIELDS},
         "sources": {name: config.sources[name] for name in RECORDED},
-        "input": describe_input(task, config["model"], config["normalisation"]),
     }
     if task.dataset.label_table is not None:
         recorded["label_table"] = list(task.dataset.label_table)

@@ -77,6 +77,7 @@ def fit(
     resume: bool = False,
     stop_after: int | None = None,
     extra_config: Mapping[str, Any] | None = None,
+    extra_checkpoint: Mapping[str, Any] | None = None,
     extra_summary: Mapping[str, Any] | None = None,
     on_epoch: Callable[[EpochEvent], None] | None = None,
     on_step: Callable[[int, int, int], None] | None = None,
@@ -98,8 +99,8 @@ def fit(
         stop_after: leave off after this epoch, if the run has more; `resume` goes on. The schedules are those of all
             epochs.
         extra_config: merged into config.json. Its "settings" {name: value} join those of `settings`, and like them must
-            be the same when the run is resumed; its "sources" say where each came from; its "input", what networks and
-            inputs are (`jocor_fast.predictor`), goes into the checkpoints too.
+            be the same when the run is resumed; its "sources" say where each came from.
+        extra_checkpoint: merged into checkpoint.pt and best.pt (what `jocor_fast.predictor` needs to know).
         extra_summary: merged into summary.json (nominal_noise_rate).
         on_epoch: called after every epoch, of either stage of a method that has two.
         on_step: called after every step (on a GPU: after several that were launched together) with (epoch, steps done
@@ -147,6 +148,7 @@ def fit(
                 stop_after=stop_after,
                 labels_checksum=zlib.crc32(train.labels.cpu().numpy().tobytes()),
                 extra_config=extra_config or {},
+                extra_checkpoint=extra_checkpoint or {},
                 extra_summary=extra_summary or {},
                 on_epoch=on_epoch,
                 on_step=on_step,
@@ -169,6 +171,7 @@ class _Session:
     stop_after: int | None
     labels_checksum: int
     extra_config: Mapping[str, Any]
+    extra_checkpoint: Mapping[str, Any]
     extra_summary: Mapping[str, Any]
     on_epoch: Callable[[EpochEvent], None] | None
     on_step: Callable[[int, int, int], None] | None
@@ -296,7 +299,7 @@ class _Session:
         best = best_by_validation(self.history)
         if best is not None and best["epoch"] == line["epoch"]:
             networks = [network.state_dict() for network in self.trainer.networks]
-            self.folder.write_best({**best, "networks": networks, "input": self.config.get("input")})
+            self.folder.write_best({**best, "networks": networks, **self.extra_checkpoint})
         self._write_checkpoint(self.folder)
 
     def _write_checkpoint(self, folder: RunFolder) -> None:
@@ -306,7 +309,7 @@ class _Session:
                 "identity": self.identity,
                 "history": self.history,
                 "training": training,
-                "input": self.config.get("input"),
+                **self.extra_checkpoint,
             }
         )
 
