@@ -19,6 +19,7 @@ from ..schedules import steps_per_epoch
 
 MEASURED_SECONDS = 0.5  # of steps, where two do not take longer
 MOST_STEPS = 200
+SLOW_SECONDS = 2.0  # of a step: one is enough then
 EVALUATED_SAMPLES = 512
 
 
@@ -96,7 +97,9 @@ class StepTimes:
         return EpochTime(step * steps + sample * (shape.test + shape.val + held_out), "")
 
     def _measured(self, config: Config, shape: DataShape, model: str) -> tuple[float, float]:
-        first, _ = self._trained(config, shape, model, steps=1, epochs=1)
+        first, evaluated = self._trained(config, shape, model, steps=1, epochs=1)
+        if first > SLOW_SECONDS:
+            return first, evaluated
         steps = min(MOST_STEPS, max(2, int(MEASURED_SECONDS / first)))
         # The second of two epochs is measured where that costs little: the first pays for caches and captures.
         return self._trained(config, shape, model, steps=steps, epochs=2 if first < MEASURED_SECONDS else 1)
