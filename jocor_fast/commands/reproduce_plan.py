@@ -69,7 +69,7 @@ def print_plan(
 def _row(cell: Cell, config: Config, finished: int, planned: int, epochs_left: int, time: EpochTime) -> tuple[str, ...]:
     co_lambda = f"{config['co_lambda']:g}" if METHODS[cell.method].uses_co_lambda else NOT_AVAILABLE
     forget_rate = expected_forget_rate(config)
-    epoch = "" if not epochs_left else NOT_AVAILABLE if time.failure else f"{time.seconds:.2g} s"
+    epoch = "" if not epochs_left else NOT_AVAILABLE if time.failure else _epoch_time(time.seconds)
     rest = "" if not epochs_left else NOT_AVAILABLE if time.failure else duration(time.seconds * epochs_left)
     return (
         cell.noise.title,
@@ -81,3 +81,7 @@ def _row(cell: Cell, config: Config, finished: int, planned: int, epochs_left: i
         epoch,
         rest,
     )
+
+
+def _epoch_time(seconds: float) -> str:
+    return f"{seconds:.2g} s" if seconds < 60 else duration(seconds)
