@@ -74,12 +74,16 @@ def measured(title: str, seed: int, work: Path) -> dict[str, Any]:
     if not timings.exists():  # else the run was there already
         timings.write_text(json.dumps({"train_seconds": seconds}))
     found, command_seconds = audited(run)
+    estimate, estimate_seconds = estimated(common, run / "estimate")
     return {
         "realised_rate": float(wrong.mean()),
         "train_seconds": json.loads(timings.read_text())["train_seconds"],
         "audit_seconds": command_seconds,
         "share": found.share,
         "share_range": found.share_range,
+        "estimate": estimate["rate"],
+        "estimate_uncertainty": estimate["uncertainty"],
+        "estimate_seconds": estimate_seconds,
         "jocor_fast": scores(wrong, found.score, found.wrong),
         "cleanlab": cleanlab(task, wrong, seed, run / "folds.npz"),
     }
@@ -91,6 +95,18 @@ def audited(run: Path) -> tuple[Audit, float]:
     if cli.main(["audit", str(run)]) != 0:
         raise SystemExit(f"the audit of {run} failed")
     return jf.audit(run), time.perf_counter() - started
+
+
+def estimated(common: Sequence[str], output: Path) -> tuple[dict[str, Any], float | None]:
+    """What `jocor-fast estimate-noise` finds before any run, and its time, None where it was there already."""
+    seconds = None
+    if not (output / "noise-estimate.json").exists():
+        started = time.perf_counter()
+        if cli.main(["estimate-noise", *common, f"--output={output}"]) != 0:
+            raise SystemExit(f"the estimate in {output} failed")
+        seconds = time.perf_counter() - started
+    estimate: dict[str, Any] = json.loads((output / "noise-estimate.json").read_text())
+    return estimate, seconds
 
 
 def scores(wrong: np.ndarray, score: np.ndarray, flagged: np.ndarray) -> dict[str, float | None]:
@@ -180,17 +196,20 @@ def text(rows: Sequence[Mapping[str, Any]]) -> str:
         realised = mean(of_noise, "realised_rate")
         for who, path, share, seconds in (
             ("jocor_fast", ("jocor_fast",), ("share",), ("audit_seconds",)),
+            ("estimate-noise", (), ("estimate",), ("estimate_seconds",)),
             ("cleanlab, default", ("cleanlab", "default"), ("cleanlab", "share"), ("cleanlab", "seconds")),
             ("cleanlab, best setting", ("cleanlab", "best"), (), ()),
         ):
-            if any(row["cleanlab"] is None for row in of_noise) and path[0] == "cleanlab":
+            if any(row["cleanlab"] is None for row in of_noise) and "cleanlab" in path:
                 continue
-            figures = [mean(of_noise, *path, name) for name in ("auroc", "average_precision", "f1")]
+            names = ("auroc", "average_precision", "f1")
+            figures = [mean(of_noise, *path, name) if path else "" for name in names]
             estimated = mean(of_noise, *share) if share else "", realised if share else ""
             lines.append((*fixed, who, *figures, *estimated, mean(of_noise, *seconds, digits=1) if seconds else ""))
     notes = (
         f"Wrong labels of MNIST, means over the seeds: JoCoR of {EPOCHS} epochs (training not counted, "
-        "`train_seconds` in the JSON file), then `jocor-fast audit` with its page; cleanlab on five folds of ten "
+        "`train_seconds` in the JSON file), then `jocor-fast audit` with its page; `jocor-fast estimate-noise`, which "
+        "needs no run; cleanlab on five folds of ten "
         "epochs, its best setting chosen by the true labels. One thread; the machine had other work to do. Made by "
         "`python benchmarks/audit_mnist.py`."
     )

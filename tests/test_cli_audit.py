@@ -91,12 +91,15 @@ def test_applied_suggestions_are_labels_that_train_reads(audited: Path, tmp_path
     assert main(command) == 0
 
 
-def test_a_run_of_ones_own_arrays_is_audited_without_pictures(tmp_path: Path) -> None:
+def test_a_run_of_ones_own_arrays_is_audited_without_pictures(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     data = blobs(80)
     names = np.array(["cat", "dog", "eel", "fox"])[data.labels.numpy()]
     with pytest.warns(UserWarning, match="labels are numbered in sorted order"):
         jf.train(small_tanh, (data.inputs, names), forget_rate=0.4, epochs=3, batch_size=16, output=tmp_path / "own")
     assert main(["audit", str(tmp_path / "own"), "--apply", f"--output={tmp_path / 'found'}"]) == 0
+    assert "own has seen each sample 3 times only: not much to judge by" in capsys.readouterr().err
     rows = list(csv.DictReader((tmp_path / "found" / "suspicious.csv").open()))
     assert {row["given"] for row in rows} == {"cat", "dog", "eel", "fox"}
     assert len((tmp_path / "found" / "corrected.csv").read_text().splitlines()) == 81

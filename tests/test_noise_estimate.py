@@ -99,10 +99,10 @@ def test_no_network_sees_the_half_that_it_predicts() -> None:
     assert (after.probability[~before.half] != before.probability[~before.half]).any()
 
 
-def test_a_warm_up_is_five_epochs_or_a_thousand_steps() -> None:
+def test_a_warm_up_is_five_epochs_or_a_thousand_steps_but_never_more_than_fifty_epochs() -> None:
     assert warm_up_epochs(60000, 128) == 5
     assert warm_up_epochs(1437, 32) == 46
-    assert warm_up_epochs(10, 32) == 1000
+    assert warm_up_epochs(10, 32) == 50
 
 
 def test_the_command_writes_what_it_prints(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -19,6 +19,7 @@ from jocor_fast.engine.settings import TrainSettings
 from jocor_fast.engine.trainer import Trainer
 
 LEAST_EPOCHS, LEAST_STEPS = 5, 1000  # of each network; on MNIST the estimates no longer change after them
+MOST_EPOCHS = 50  # few samples do not get better by being seen ever again
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,7 +40,7 @@ class CrossFit:
 def warm_up_epochs(num_samples: int, batch_size: int) -> int:
     """How many epochs the networks are trained where nothing else is said."""
     steps = max(1, num_samples // 2 // batch_size)
-    return max(LEAST_EPOCHS, math.ceil(LEAST_STEPS / steps))
+    return min(MOST_EPOCHS, max(LEAST_EPOCHS, math.ceil(LEAST_STEPS / steps)))
 
 
 def cross_fit(
