@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 from rich.console import Console
 
 from . import __version__
-from .commands import audit, estimate_noise, info, plot, predict, reproduce, search_lambda, train
+from .commands import audit, estimate_noise, info, plot, predict, prepare, reproduce, search_lambda, train
 from .config import ConfigError, closest_option
 from .data import DataError
 from .engine.errors import RunError
@@ -34,6 +34,7 @@ COMMANDS: dict[str, ModuleType] = {
     "estimate-noise": estimate_noise,
     "audit": audit,
     "predict": predict,
+    "prepare": prepare,
     "plot": plot,
     "info": info,
 }

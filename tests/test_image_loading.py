@@ -165,6 +165,21 @@ def test_every_kind_of_image_becomes_what_pillow_makes_of_it(tmp_path: Path, loa
         assert np.abs(image - prepared_by_pillow(shown, preprocessing)).mean() <= 1, name  # case 46 allows 2 of 255
 
 
+def test_only_plain_jpegs_are_left_to_other_decoders_than_pillow(tmp_path: Path) -> None:
+    cases = kinds() | {f"turned{orientation}.jpg": turned(orientation) for orientation in (1, 3, 6)}
+    images = write_list(tmp_path, {name: data for name, (data, _) in cases.items()})
+    read = {name: read_image(images.folder / name) for name in images.paths}
+    plain = {name: (image.height, image.width) for name, image in read.items() if isinstance(image, PlainJpeg)}
+    assert plain == {
+        "plain.jpg": (40, 50),
+        "progressive.jpg": (40, 50),
+        "gray.jpg": (40, 50),
+        "turned1.jpg": (40, 60),
+        "turned3.jpg": (40, 60),
+        "turned6.jpg": (60, 40),
+    }
+
+
 @EACH_LOADER
 def test_inputs_are_normalised_and_lie_channels_last(tree: ImageDataset, loader: str) -> None:
     source = opened(tree.train, loader)

@@ -14,6 +14,7 @@ Row = dict[str, Any]
 MEMORY = "memory"
 MNIST, CIFAR = "MNIST MLP", "CIFAR-10 CNN bfloat16"
 AT_ONCE = "five runs of MNIST at once"
+DALI_ALONE, DALI_AND_RESNETS = "DALI alone", "DALI and two ResNet-18, bfloat16"
 BY_HOST = ", each step launched by the host"  # of these two runs, in their names
 
 
@@ -126,7 +127,16 @@ TRAIN_BARS: Sequence[Bar] = (
     Bar("the same, captured over launched by the host", "≥", 2, "×", lambda m: m.over_host(CIFAR)),
 )  # fmt: skip
 
-BARS = (*LOSS_BARS, *TRAIN_BARS)
+LOADING_BARS: Sequence[Bar] = (
+    Bar("DALI, prepared JPEGs to normalised batches", "≥", 5_000, "images a second",
+        lambda m: m.item(DALI_ALONE, "images_per_second")),
+    Bar("the same into two ResNet-18, bfloat16, batch 64", "≥", 2_500, "images a second",
+        lambda m: m.item(DALI_AND_RESNETS, "images_per_second")),
+    Bar("the same, share of the time that the host waits for images", "≤", 0.05, "",
+        lambda m: m.item(DALI_AND_RESNETS, "wait_share")),
+)  # fmt: skip
+
+BARS = (*LOSS_BARS, *TRAIN_BARS, *LOADING_BARS)
 
 
 def verdicts(measured: Measured) -> list[dict[str, Any]]:

@@ -46,6 +46,7 @@ PARTS = {
         _part("train", 60, "train", "MNIST, 200 epochs; CIFAR-10, 20 seconds; both without graphs", "short"),
         _part("bench-full", 480, "bench", "every shape, type, contender, piece of work and cache", "full"),
         _part("steps", 240, "steps", "the training step, rung by rung, and five runs of MNIST at once"),
+        _part("dali", 90, "dali", "photographs through DALI, alone and into the training of two ResNet-18"),
         _part("train-cifar", 420, "train", "CIFAR-10, 200 epochs", "cifar"),
     )
 }

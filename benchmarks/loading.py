@@ -1,0 +1,121 @@
+"""What is timed of loading: our loaders, a DataLoader as people write it, and training on what they bring."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import time
+from collections.abc import Callable, Iterator
+
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from jocor_fast.data.bad_files import BadFiles
+from jocor_fast.data.image_set import ImageList
+from jocor_fast.data.image_source import ImageInputs
+from jocor_fast.data.preprocessing import Preprocessing
+from jocor_fast.engine.epoch_log import EpochLog
+from jocor_fast.engine.plan import plan_epoch
+from jocor_fast.engine.samples import TrainData
+from jocor_fast.engine.settings import TrainSettings
+from jocor_fast.engine.trainer import Trainer
+from jocor_fast.models import build_model
+
+BATCH = 64  # the paper's for Clothing1M
+CLASSES = 14
+PREPROCESSING = Preprocessing((256, 256))
+DALI, OURS_WITHOUT, DATALOADER = "DALI", "Pillow and torch (--loader torchvision)", "a Pillow DataLoader"
+WARM_UP_STEPS = 20
+
+Batches = Callable[[], Iterator[Tensor]]  # a pass over the images, as networks take them
+
+
+def loaded_by(loader: str, images: ImageList, device: torch.device) -> Batches:
+    """One of our loaders, normalisation included, each pass in another order."""
+    source = ImageInputs(images, PREPROCESSING, loader, BadFiles()).open(device, BATCH, training=True)
+    epochs = itertools.count(1)
+
+    def passed() -> Iterator[Tensor]:
+        epoch = next(epochs)
+        order = torch.randperm(len(images), generator=torch.Generator().manual_seed(epoch))
+        for _, stored in source.batches(order, BATCH, epoch):
+            yield source.network_input(stored)
+
+    return passed
+
+
+class _Files(Dataset[Tensor]):
+    """What the usual scripts do to an image: Pillow opens, converts, resizes and crops; a tensor is normalised."""
+
+    def __init__(self, images: ImageList) -> None:
+        self.paths = [os.path.join(images.folder, path) for path in images.paths]
+        self.mean, self.std = (
+            torch.tensor(values)[:, None, None] for values in (PREPROCESSING.mean, PREPROCESSING.std)
+        )
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, index: int) -> Tensor:
+        from torchvision.transforms.functional import pil_to_tensor
+
+        with Image.open(self.paths[index]) as image:
+            resized = image.convert("RGB").resize((256, 256), Image.Resampling.BILINEAR)
+        return pil_to_tensor(resized.crop((16, 16, 240, 240))).float().div_(255).sub_(self.mean).div_(self.std)
+
+
+def loaded_by_dataloader(images: ImageList, workers: int) -> Batches:
+    """torch's DataLoader with a worker a core, which stay from pass to pass."""
+    loader = DataLoader(_Files(images), BATCH, shuffle=True, num_workers=workers, persistent_workers=workers > 0)
+    return lambda: iter(loader)
+
+
+def seconds_of_a_pass(batches: Batches, device: torch.device) -> float:
+    """All images of one pass, to the end of what the device does with them."""
+    started = time.perf_counter()
+    for _ in batches():
+        pass
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter() - started
+
+
+def images_per_second(batches: Batches, count: int, device: torch.device, *, seconds: float) -> float:
+    """Of passes over `count` images, for about that long; a first pass warms up."""
+    seconds_of_a_pass(batches, device)
+    started, passes = time.perf_counter(), 0
+    while passes == 0 or time.perf_counter() - started < seconds:
+        seconds_of_a_pass(batches, device)
+        passes += 1
+    return passes * count / (time.perf_counter() - started)
+
+
+def train_resnets(images: ImageList, loader: str, device: torch.device, *, seconds: float) -> dict[str, float]:
+    """JoCoR with two ResNet-18 in bfloat16, as `jocor-fast train` runs it: images a second, share of waiting."""
+    settings = TrainSettings(forget_rate=0.3, batch_size=BATCH, epochs=1000, precision="bfloat16", device=str(device))
+    torch.manual_seed(0)
+    networks = [build_model("resnet18", (3, 224, 224), CLASSES).to(device) for _ in range(2)]
+    inputs = ImageInputs(images, PREPROCESSING, loader, BadFiles())
+    trainer = Trainer(settings, networks, TrainData(inputs, torch.from_numpy(images.labels)), None, None, device)
+    epochs = itertools.count(1)
+
+    def train(until: Callable[[], bool]) -> EpochLog:
+        """An epoch, or as much of one as there is time for."""
+        trainer.train_epoch(plan_epoch(settings, next(epochs), len(images)), stop=until)
+        log, trainer.log = trainer.log, None
+        assert log is not None
+        return log
+
+    warm_up = itertools.count()
+    train(lambda: next(warm_up) >= WARM_UP_STEPS)
+    end = time.monotonic() + seconds
+    logs = []
+    while time.monotonic() < end:
+        logs.append(train(lambda: time.monotonic() > end))
+    spent = sum(log.seconds for log in logs)
+    return {
+        "images_per_second": sum(log.step for log in logs) * BATCH / spent,
+        "wait_share": sum(log.waited for log in logs) / spent,
+    }
