@@ -110,6 +110,12 @@ def test_digits_are_all_of_scikit_learns():
     assert mine == sorted(map(tuple, np.column_stack([raw.data, raw.target]).astype(int).tolist()))
 
 
+@pytest.mark.parametrize("prefix", ["npz:", "folder:", "csv:"])
+def test_a_prefix_without_a_path_is_not_the_current_folder(prefix: str):
+    with pytest.raises(DataError, match=f"^dataset must name a file or folder after '{prefix}', got nothing$"):
+        load_dataset(prefix)
+
+
 # -- IDX files
 
 

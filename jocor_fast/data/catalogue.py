@@ -46,6 +46,8 @@ def load_dataset(
     """
     if not isinstance(name, str):
         raise TypeError(f"dataset must be a str, got {type(name).__name__}")
+    if name in (NPZ_PREFIX, FOLDER_PREFIX, CSV_PREFIX):  # an empty path would be the current folder
+        raise DataError(f"dataset must name a file or folder after {name!r}, got nothing")
     if name == "digits":
         return load_digits()
     if name.startswith(NPZ_PREFIX):
