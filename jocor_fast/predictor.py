@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from .data import DataError, ImageDataset
 from .data.arrays import NpzArchive, read_npy
 from .data.image_file import decode_by_pillow, read_bytes
+from .data.npz import as_inputs
 from .data.pillow_decoder import PillowDecoder
 from .data.preprocessing import CENTRE, Preprocessing
 from .engine.errors import RunError
@@ -130,10 +131,10 @@ class Predictor:
             array = read_npy(spec)
         if array.shape == self.shape:
             array = array[None]
-        fits = array.dtype == np.uint8 if self.kind == "uint8" else array.dtype.kind == "f" and self.kind == "float32"
-        if not fits or array.shape[1:] != self.shape:
+        inputs = as_inputs(array, spec)
+        if inputs.dtype != self.kind or inputs.shape[1:] != self.shape:
             raise DataError(f"{spec} holds {list(array.shape)} of {array.dtype}, these networks take {self._wanted()}")
-        return torch.from_numpy(array.astype(np.float32)) * (self.scale if self.kind == "uint8" else 1.0)
+        return torch.from_numpy(inputs.astype(np.float32)) * (self.scale if self.kind == "uint8" else 1.0)
 
     @torch.inference_mode()
     def probabilities(self, inputs: Tensor, network: int | None) -> np.ndarray:

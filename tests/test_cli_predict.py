@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -68,6 +69,21 @@ def test_an_array_is_labelled_as_the_networks_do(
     got = np.array([[float(row[f"p_{label}"]) for label in range(10)] for row in rows])
     np.testing.assert_allclose(got, expected, atol=2e-6)
     np.testing.assert_allclose([float(row["confidence"]) for row in rows], expected.max(1), atol=2e-6)
+
+
+@pytest.mark.parametrize(
+    "laid_out",
+    [lambda a: a[:, None], lambda a: a[..., None], lambda a: a.astype(np.int64)],
+    ids=["channel first", "channel last", "int64"],
+)
+def test_an_array_may_be_laid_out_in_any_way_that_training_takes(
+    digits: Path, tmp_path: Path, laid_out: Callable[[np.ndarray], np.ndarray], capsys: pytest.CaptureFixture[str]
+) -> None:
+    labels = []
+    for inputs in (TEST[:20], laid_out(TEST[:20])):
+        np.save(tmp_path / "inputs.npy", inputs)
+        labels.append(predicted(capsys, digits, tmp_path / "inputs.npy"))
+    assert labels[0] == labels[1]
 
 
 def test_images_become_what_the_networks_were_trained_on(

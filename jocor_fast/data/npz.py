@@ -68,11 +68,12 @@ def _read_parts(path: Path) -> _Parts:
         parts = {}
         for part, (inputs, labels) in names.items():
             if part == "train" or inputs in archive.keys or labels in archive.keys:
-                parts[part] = (_as_inputs(archive.read(inputs), f"{path}: {inputs}"), archive.read(labels))
+                parts[part] = (as_inputs(archive.read(inputs), f"{path}: {inputs}"), archive.read(labels))
         return parts
 
 
-def _as_inputs(array: np.ndarray, name: str) -> np.ndarray:
+def as_inputs(array: np.ndarray, name: str) -> np.ndarray:
+    """An array of a user's as inputs are held: uint8 or float32, channels first, a single channel left out."""
     return np.ascontiguousarray(_channels_first(_as_pixels(array, name), name))
 
 
