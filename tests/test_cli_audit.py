@@ -106,6 +106,15 @@ def test_a_run_of_ones_own_arrays_is_audited_without_pictures(
     assert "<img" in (tmp_path / "found" / "audit.html").read_text(encoding="utf-8")
 
 
+def test_networks_that_have_learnt_nothing_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--epochs=12", "--noise-rate=0.3", "--batch-size=256", "--device=cpu"]
+    for rate, learnt in (("1e-9", False), ("1e-2", True)):
+        output = f"--output={tmp_path / rate}"
+        assert main(["train", "--dataset=digits", f"--lr={rate}", output, *flags]) == 0
+        assert main(["audit", str(tmp_path / rate)]) == 0
+        assert ("they have learnt nothing to judge by" in capsys.readouterr().err) is not learnt
+
+
 def test_images_in_files_are_named_and_shown(tmp_path: Path) -> None:
     keys = write_clothing1m(tmp_path / "data" / "clothing1m")
     (tmp_path / "data" / "clothing1m" / keys[0]).write_bytes(b"no image")

@@ -85,14 +85,26 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     audited.draw_matrix(output / MATRIX)
     for name, text in written.values():
         write_text(output / name, text())
-    seen = int(np.median(audited.found.seen))
-    if seen < FEW_STEPS:
-        print(
-            f"jocor-fast: warning: {folder} has seen each sample {seen} times only: not much to judge by",
-            file=sys.stderr,
-        )
+    reservation = _reservation(audited.found)
+    if reservation is not None:
+        print(f"jocor-fast: warning: {folder} {reservation}", file=sys.stderr)
     _say(console, audited, output, {"picture": MATRIX, **{what: name for what, (name, _) in written.items()}})
     return 0
+
+
+def _reservation(found: Audit) -> str | None:
+    """Why not to believe what was found, None where nothing speaks against it."""
+    seen = int(np.median(found.seen))
+    if seen < FEW_STEPS:
+        return f"has seen each sample {seen} times only: not much to judge by"
+    agreement = float(np.mean(found.prediction == found.given))
+    by_chance = float(np.bincount(found.given).max()) / len(found.given)
+    if agreement <= by_chance + 3 * (by_chance * (1 - by_chance) / len(found.given)) ** 0.5:
+        return (
+            f"has networks that predict {percent(agreement)} % of the labels, and always the most frequent one would be "
+            f"{percent(by_chance)} %: they have learnt nothing to judge by"
+        )
+    return None
 
 
 @dataclass(frozen=True)
