@@ -101,8 +101,8 @@ def _reservation(found: Audit) -> str | None:
     by_chance = float(np.bincount(found.given).max()) / len(found.given)
     if agreement <= by_chance + 3 * (by_chance * (1 - by_chance) / len(found.given)) ** 0.5:
         return (
-            f"has networks that predict {percent(agreement)} % of the labels, and always the most frequent one would be "
-            f"{percent(by_chance)} %: they have learnt nothing to judge by"
+            f"has networks that predict {percent(agreement)} % of the labels, where always the most frequent one would "
+            f"be {percent(by_chance)} %: they have learnt nothing to judge by"
         )
     return None
 
