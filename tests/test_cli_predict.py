@@ -122,8 +122,8 @@ def test_image_files_are_prepared_as_in_training(tmp_path: Path) -> None:
     options = {"dataset": "clothing1m", "data_root": str(tmp_path), "loader": "torchvision", "forget_rate": "0.2"}
     config = resolve({**options, "normalisation": "clothing1m"})
     task = build_task(config)
-    networks = [build_model("mlp", (3, 224, 224), 4) for _ in range(2)]
-    described = describe_input(task, "mlp", config["normalisation"])
+    networks = [build_model("cnn", (3, 224, 224), 4).eval() for _ in range(2)]
+    described = describe_input(task, "cnn", config["normalisation"])
     content = {"networks": [network.state_dict() for network in networks], "input": described}
     torch.save(content, tmp_path / "best.pt")
     predictor = Predictor.load(tmp_path / "best.pt", torch.device("cpu"))
