@@ -209,9 +209,9 @@ def text(rows: Sequence[Mapping[str, Any]]) -> str:
     notes = (
         f"Wrong labels of MNIST, means over the seeds: JoCoR of {EPOCHS} epochs (training not counted, "
         "`train_seconds` in the JSON file), then `jocor-fast audit` with its page; `jocor-fast estimate-noise`, which "
-        "needs no run; cleanlab on five folds of ten "
-        "epochs, its best setting chosen by the true labels. One thread; the machine had other work to do. Made by "
-        "`python benchmarks/audit_mnist.py`."
+        "needs no run; cleanlab on five folds of ten epochs, its best setting chosen by the true labels. One thread; "
+        "the machine had several times its cores of other work to do, which the times of long jobs suffer from. Made "
+        "by `python benchmarks/audit_mnist.py`."
     )
     return f"{notes}\n\n{TextTable(columns, lines, text_columns=3).markdown()}\n{described()}\n"
 
