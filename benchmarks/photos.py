@@ -14,7 +14,7 @@ ORIGINAL = (800, 600)  # height, width: about what the images of Clothing1M have
 QUALITY = 90
 
 
-def write_photos(folder: Path, count: int, *, distinct: int = 48, prepared: bool = False) -> ImageList:
+def write_photos(folder: Path, count: int, *, distinct: int = 24, prepared: bool = False) -> ImageList:
     """`count` files, copies of `distinct` images; where `prepared`, as `jocor-fast prepare` leaves them."""
     folder.mkdir(parents=True)
     generator = np.random.default_rng(0)

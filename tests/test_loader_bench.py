@@ -33,4 +33,4 @@ def test_the_bars_compare_what_they_say() -> None:
     figures[PREPARED] = {DALI: 900.0, OURS_WITHOUT: 400.0, DATALOADER: 600.0}
     verdicts = bars(figures)
     assert [(line["figure"], line["met"]) for line in verdicts] == [(1.25, False), (3.0, True), (1.6, False)]
-    assert "not met" in table(figures, verdicts)
+    assert "not met" in table(figures, verdicts, 0.5)

@@ -36,7 +36,7 @@ WHERE_FROM = "its authors hand it out for research on request, see github.com/Cy
 
 
 def load_clothing1m(folders: Sequence[Path]) -> ImageDataset:
-    """Read the lists, a second or two for the whole million; no image is opened.
+    """Read the lists, some seconds for the whole million; no image is opened.
 
     Args:
         folders: where to look, in this order.
