@@ -1,13 +1,19 @@
-// Forward correction (Patrini et al., CVPR 2017), -log((p T)[y]) of each row, from operators of torch: it has no
-// counterpart among the kernels of joint_loss.h. In C++ because the same steps under Python cost as much again as the
-// whole step at 128 x 10. One composite operator serves every device.
+// Forward correction (Patrini et al., CVPR 2017): -log((p T)[y]) of each row, and its gradient. It has no counterpart
+// among the kernels of joint_loss.h. On the CPU a loop: torch's operators take three times as long at 128 x 10, most of
+// it to wake threads for them. Elsewhere torch's operators.
 #include <ATen/ATen.h>
+#include <ATen/Parallel.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <functional>
 #include <limits>
 
 #include "arguments.h"
+#include "ops.h"
 
 namespace jocor_fast {
 namespace {
@@ -15,9 +21,36 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// On the CPU an invalid label is an error.
-void check_labels(const Tensor& target, int64_t classes) {
-  const Tensor labels = target.to(at::kLong).contiguous();
+// --- on the CPU -----------------------------------------------------------------------------------------------------
+
+// p_j = exp(z_j - max) / sum, and the share of class j in (p T)[y], exp(z_j - max + log T[j, y] - top) / top_sum. By
+// the largest terms, for the product p T itself would underflow.
+template <class Real>
+struct CorrectedRow {
+  static constexpr Real kInfinity = std::numeric_limits<Real>::infinity();
+  const Real* z;
+  const Real* log_t;  // log T[:, y] of the row's label y
+  int64_t classes;
+  Real max = -kInfinity, top = -kInfinity, sum = 0, top_sum = 0;
+
+  CorrectedRow(const Real* z, const Real* log_t, int64_t classes) : z(z), log_t(log_t), classes(classes) {
+    for (int64_t j = 0; j < classes; ++j) max = z[j] > max ? z[j] : max;
+    for (int64_t j = 0; j < classes; ++j) top = joint(j) > top ? joint(j) : top;
+    for (int64_t j = 0; j < classes; ++j) {
+      sum += std::exp(z[j] - max);
+      top_sum += std::exp(joint(j) - top);
+    }
+  }
+
+  Real joint(int64_t j) const { return (z[j] - max) + log_t[j]; }
+  Real loss() const {  // infinite where no class can have the label, and NaN where a logit is NaN or infinite
+    const bool impossible = top == -kInfinity && std::isfinite(sum);
+    return impossible ? kInfinity : std::log(sum) - (top + std::log(top_sum));
+  }
+  Real gradient(int64_t j) const { return std::exp(z[j] - max) / sum - std::exp(joint(j) - top) / top_sum; }
+};
+
+void check_labels(const Tensor& labels, int64_t classes) {
   const int64_t* const values = labels.const_data_ptr<int64_t>();
   for (int64_t row = 0; row < labels.numel(); ++row) {
     TORCH_CHECK_VALUE(values[row] >= 0 && values[row] < classes, "target[", row, "] is ", values[row],
@@ -25,65 +58,166 @@ void check_labels(const Tensor& target, int64_t classes) {
   }
 }
 
-// What to index with. Elsewhere than on the CPU looking at a label would mean waiting: an invalid one points at some
-// class, and its loss is NaN.
-Tensor indices(const Tensor& target, int64_t classes) {
-  const Tensor labels = target.to(at::kLong);
-  return labels.is_cpu() ? labels : labels.clamp(0, classes - 1);
+// Calls body(row number, CorrectedRow) for all rows. The tensors are contiguous, the labels checked.
+template <class Real, class Body>
+void for_each_row(const Tensor& logits, const Tensor& labels, const Tensor& log_transition_t, Body body) {
+  constexpr int64_t kLogitsPerThread = 32768;
+  const int64_t classes = logits.size(1);
+  const Real* const z = logits.const_data_ptr<Real>();
+  const Real* const log_t = log_transition_t.const_data_ptr<Real>();
+  const int64_t* const y = labels.const_data_ptr<int64_t>();
+  at::parallel_for(0, logits.size(0), std::max<int64_t>(1, kLogitsPerThread / classes),
+                   [&](int64_t begin, int64_t end) {
+                     for (int64_t row = begin; row < end; ++row) {
+                       body(row, CorrectedRow<Real>(z + row * classes, log_t + y[row] * classes, classes));
+                     }
+                   });
 }
 
-// log T[i, y] of each row's label y beside the classes i. `log_transition_t` is [C, C], row y holding log T[:, y].
-Tensor at_labels(const Tensor& log_transition_t, const Tensor& target) {
-  return log_transition_t.index_select(0, indices(target, log_transition_t.size(0)));
+// --- the operators --------------------------------------------------------------------------------------------------
+
+struct Inputs {
+  Inputs(const Tensor& given_logits, const Tensor& target, const Tensor& given_log_t)
+      : logits(given_logits.to(real_type(given_logits)).contiguous()),
+        labels(target.to(at::kLong).contiguous()),
+        log_transition_t(given_log_t.to(logits.scalar_type()).contiguous()) {}
+  Tensor logits, labels, log_transition_t;
+
+  // log T[i, y] of each row's label y beside the classes i. An invalid label, at which the host cannot look without
+  // waiting, points at some class.
+  Tensor at_labels() const { return log_transition_t.index_select(0, labels.clamp(0, logits.size(1) - 1)); }
+};
+
+ForwardCorrectedResult forward_corrected_rows(const Tensor& logits, const Tensor& target,
+                                              const Tensor& log_transition_t) {
+  const Inputs inputs(logits, target, log_transition_t);
+  if (!logits.is_cpu()) {
+    const Tensor losses = (inputs.logits.log_softmax(1) + inputs.at_labels()).logsumexp(1).neg_();
+    const Tensor valid = inputs.labels.ge(0).logical_and_(inputs.labels.lt(logits.size(1)));
+    const Tensor per_sample = at::where(valid, losses, std::numeric_limits<double>::quiet_NaN());
+    return {per_sample, per_sample.isfinite().logical_not_().sum()};
+  }
+  check_labels(inputs.labels, logits.size(1));
+  Tensor per_sample = at::empty({logits.size(0)}, inputs.logits.options());
+  std::atomic<int64_t> num_nonfinite{0};
+  AT_DISPATCH_FLOATING_TYPES(per_sample.scalar_type(), "forward_corrected_rows", [&] {
+    scalar_t* const values = per_sample.mutable_data_ptr<scalar_t>();
+    for_each_row<scalar_t>(inputs.logits, inputs.labels, inputs.log_transition_t,
+                           [&](int64_t row, const auto& corrected) {
+                             values[row] = corrected.loss();
+                             if (!std::isfinite(values[row])) ++num_nonfinite;
+                           });
+  });
+  return {per_sample, at::scalar_tensor(num_nonfinite.load(), inputs.labels.options())};
 }
 
-// -> [B]: -log sum_i exp(log p_i + log T[i, y]), by log-sum-exp: the product p T itself would underflow.
-Tensor forward_corrected_rows(const Tensor& logits, const Tensor& target, const Tensor& log_transition_t) {
-  if (target.is_cpu()) check_labels(target, logits.size(1));
-  const Tensor log_p = logits.log_softmax(1, real_type(logits));
-  const Tensor losses = (log_p + at_labels(log_transition_t, target)).logsumexp(1).neg_();
-  if (losses.is_cpu()) return losses;
-  const Tensor labels = target.to(at::kLong);
-  const Tensor valid = labels.ge(0).logical_and_(labels.lt(logits.size(1)));
-  return at::where(valid, losses, std::numeric_limits<double>::quiet_NaN());
+// -> [B, C] in the logits' type, of the sum of grad [B] times the losses. A row whose loss is not finite gets zeros
+// that are written.
+Tensor forward_corrected_rows_backward(const Tensor& grad, const Tensor& losses, const Tensor& logits,
+                                       const Tensor& target, const Tensor& log_transition_t) {
+  const Inputs inputs(logits, target, log_transition_t);
+  if (!logits.is_cpu()) {
+    const Tensor difference = inputs.logits.softmax(1) - (inputs.logits + inputs.at_labels()).softmax(1);
+    return at::where(losses.isfinite().unsqueeze(1), difference * grad.unsqueeze(1), 0.0).to(logits.scalar_type());
+  }
+  Tensor gradient = at::empty(logits.sizes(), inputs.logits.options());
+  const Tensor upstream = grad.contiguous();
+  AT_DISPATCH_FLOATING_TYPES(gradient.scalar_type(), "forward_corrected_rows_backward", [&] {
+    const scalar_t* const scales = upstream.const_data_ptr<scalar_t>();
+    const scalar_t* const values = losses.const_data_ptr<scalar_t>();
+    scalar_t* const results = gradient.mutable_data_ptr<scalar_t>();
+    for_each_row<scalar_t>(inputs.logits, inputs.labels, inputs.log_transition_t,
+                           [&](int64_t row, const auto& corrected) {
+                             const bool finite = std::isfinite(values[row]);
+                             for (int64_t j = 0; j < corrected.classes; ++j) {
+                               scalar_t& result = results[row * corrected.classes + j];
+                               result = finite ? corrected.gradient(j) * scales[row] : scalar_t(0);
+                             }
+                           });
+  });
+  return gradient.to(logits.scalar_type());
 }
 
-// dl/dz = p - w, with w_j = p_j T[j, y] / (p T)[y] = softmax(z + log T[:, y])_j. Zero, and written, where l is not
-// finite. Everything is computed from the saved inputs, so that the second derivative is right too.
+// --- derivatives ----------------------------------------------------------------------------------------------------
+
+template <class Signature>
+auto operator_handle(const char* name) {
+  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
+}
+
+ForwardCorrectedResult call_forward_corrected_rows(const Tensor& logits, const Tensor& target,
+                                                   const Tensor& log_transition_t) {
+  static const auto op = operator_handle<decltype(forward_corrected_rows)>("jocor_fast::forward_corrected_rows");
+  const at::AutoDispatchBelowADInplaceOrView below_autograd;
+  return op.call(logits, target, log_transition_t);
+}
+
 struct ForwardCorrected : torch::autograd::Function<ForwardCorrected> {
   static variable_list forward(AutogradContext* ctx, const Tensor& logits, const Tensor& target,
                                const Tensor& log_transition_t) {
-    static const auto op = c10::Dispatcher::singleton()
-                               .findSchemaOrThrow("jocor_fast::forward_corrected_rows", "")
-                               .typed<decltype(forward_corrected_rows)>();
-    const at::AutoDispatchBelowADInplaceOrView below_autograd;
-    Tensor losses = op.call(logits, target, log_transition_t);
-    ctx->save_for_backward({logits, target, log_transition_t, losses.isfinite().unsqueeze(1)});
-    return {losses};
+    auto [per_sample, num_nonfinite] = call_forward_corrected_rows(logits, target, log_transition_t);
+    ctx->save_for_backward({per_sample, logits, target, log_transition_t});
+    ctx->mark_non_differentiable({num_nonfinite});
+    ctx->set_materialize_grads(false);
+    return {per_sample, num_nonfinite};
   }
 
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
+    static const auto op =
+        operator_handle<decltype(forward_corrected_rows_backward)>("jocor_fast::forward_corrected_rows_backward");
     const auto saved = ctx->get_saved_variables();
-    const Tensor wide = saved[0].to(real_type(saved[0]));
-    const Tensor difference = wide.softmax(1) - (wide + at_labels(saved[2], saved[1])).softmax(1);
-    const Tensor gradient = at::where(saved[3], difference * grads[0].unsqueeze(1), 0.0);
-    return {gradient.to(saved[0].scalar_type()), Tensor(), Tensor()};
+    if (!grads[0].defined()) return {Tensor(), Tensor(), Tensor()};
+    return {op.call(grads[0], saved[0], saved[1], saved[2], saved[3]), Tensor(), Tensor()};
   }
 };
 
-Tensor forward_corrected_rows_autograd(const Tensor& logits, const Tensor& target, const Tensor& log_transition_t) {
-  return ForwardCorrected::apply(logits, target, log_transition_t)[0];
+ForwardCorrectedResult forward_corrected_rows_autograd(const Tensor& logits, const Tensor& target,
+                                                       const Tensor& log_transition_t) {
+  auto out = ForwardCorrected::apply(logits, target, log_transition_t);
+  return {out[0], out[1]};
+}
+
+// A function of its own, so that a second derivative is refused and not silently left out.
+struct ForwardCorrectedBackward : torch::autograd::Function<ForwardCorrectedBackward> {
+  static variable_list forward(AutogradContext*, const Tensor&, const Tensor&, const std::function<Tensor()>& compute) {
+    return {compute()};
+  }
+
+  static variable_list backward(AutogradContext*, const variable_list&) {
+    TORCH_CHECK(false, "jocor_fast: this loss cannot be differentiated twice (create_graph=True)");
+  }
+};
+
+Tensor forward_corrected_rows_backward_autograd(const Tensor& grad, const Tensor& losses, const Tensor& logits,
+                                                const Tensor& target, const Tensor& log_transition_t) {
+  static const auto op =
+      operator_handle<decltype(forward_corrected_rows_backward)>("jocor_fast::forward_corrected_rows_backward");
+  const std::function<Tensor()> compute = [&] {
+    const at::AutoDispatchBelowADInplaceOrView below_autograd;
+    return op.call(grad, losses, logits, target, log_transition_t);
+  };
+  return ForwardCorrectedBackward::apply(grad, logits, compute)[0];
 }
 
 }  // namespace
 
 TORCH_LIBRARY_FRAGMENT(jocor_fast, m) {
-  m.def("forward_corrected_rows(Tensor logits, Tensor target, Tensor log_transition_t) -> Tensor",
-        {at::Tag::pt2_compliant_tag});
+  m.def(
+      "forward_corrected_rows(Tensor logits, Tensor target, Tensor log_transition_t) -> "
+      "(Tensor per_sample, Tensor num_nonfinite)",
+      {at::Tag::pt2_compliant_tag});
+  m.def(
+      "forward_corrected_rows_backward(Tensor grad, Tensor losses, Tensor logits, Tensor target, "
+      "Tensor log_transition_t) -> Tensor",
+      {at::Tag::pt2_compliant_tag});
 }
 TORCH_LIBRARY_IMPL(jocor_fast, CompositeExplicitAutograd, m) {
   m.impl("forward_corrected_rows", &forward_corrected_rows);
+  m.impl("forward_corrected_rows_backward", &forward_corrected_rows_backward);
 }
-TORCH_LIBRARY_IMPL(jocor_fast, Autograd, m) { m.impl("forward_corrected_rows", &forward_corrected_rows_autograd); }
+TORCH_LIBRARY_IMPL(jocor_fast, Autograd, m) {
+  m.impl("forward_corrected_rows", &forward_corrected_rows_autograd);
+  m.impl("forward_corrected_rows_backward", &forward_corrected_rows_backward_autograd);
+}
 
 }  // namespace jocor_fast

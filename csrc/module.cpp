@@ -33,6 +33,14 @@ auto decoupling_loss_eager(const at::Tensor& logits1, const at::Tensor& logits2,
   return std::make_tuple(loss, per_sample, selected, num_selected, num_nonfinite);
 }
 
+auto forward_corrected_rows_eager(const at::Tensor& logits, const at::Tensor& target,
+                                  const at::Tensor& log_transition_t) {
+  static const auto op = c10::Dispatcher::singleton()
+                             .findSchemaOrThrow("jocor_fast::forward_corrected_rows", "")
+                             .typed<jocor_fast::ForwardCorrectedOperator>();
+  return op.call(logits, target, log_transition_t);
+}
+
 auto coteaching_loss_eager(const at::Tensor& logits1, const at::Tensor& logits2, const at::Tensor& target,
                            std::optional<double> forget_rate, const std::optional<at::Tensor>& forget_rate_tensor,
                            std::optional<int64_t> num_keep, const std::optional<at::Tensor>& num_keep_tensor,
@@ -58,6 +66,8 @@ PYBIND11_MODULE(_C, m) {
         "The operator decoupling_loss, called straight; without its last result.");
   m.def("coteaching_loss", &coteaching_loss_eager, py::call_guard<py::gil_scoped_release>(),
         "The operator coteaching_loss, called straight; without its last result.");
+  m.def("forward_corrected_rows", &forward_corrected_rows_eager, py::call_guard<py::gil_scoped_release>(),
+        "The operator forward_corrected_rows, called straight.");
   m.def("joint_loss_forward", &jocor_fast::joint_loss, py::arg("logits1"), py::arg("logits2"), py::arg("target"),
         py::arg("co_lambda"), py::arg("ignore_index") = std::nullopt, "Step 1: per-sample loss and row statistics.");
   m.def(

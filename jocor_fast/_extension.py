@@ -103,8 +103,13 @@ def _(logits1: Tensor, logits2: Tensor, target: Tensor, *settings: Any) -> tuple
 
 
 @torch.library.register_fake("jocor_fast::forward_corrected_rows")
-def _(logits: Tensor, *rest: Any) -> Tensor:
-    return logits.new_empty((logits.shape[0],), dtype=_real(logits))
+def _(logits: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    return logits.new_empty((logits.shape[0],), dtype=_real(logits)), logits.new_empty((), dtype=torch.int64)
+
+
+@torch.library.register_fake("jocor_fast::forward_corrected_rows_backward")
+def _(grad: Tensor, losses: Tensor, logits: Tensor, *rest: Any) -> Tensor:
+    return logits.new_empty(tuple(logits.shape))
 
 
 @torch.library.register_fake("jocor_fast::select_small_loss")

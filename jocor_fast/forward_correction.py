@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.compiler import is_compiling
 
-from ._extension import operators
+from ._extension import _C, operators
 
 _ROW_SUM_TOLERANCE = 1e-5
 _rows = operators.forward_corrected_rows.default
@@ -42,12 +42,13 @@ def forward_corrected_loss(logits: Tensor, target: Tensor, transition: Any, *, r
 
     Raises:
         TypeError: a wrong type or dtype.
+        RuntimeError: differentiating twice.
         ValueError: a wrong shape, device or value; on the CPU also a label outside [0, C), an entry of T under 0, or a
             row of T that does not sum to 1 within 1e-5. On CUDA, where looking would mean waiting, such a label's loss
             is NaN, and the matrix is taken as it is.
     """
     matrix = check_corrected_arguments(logits, target, transition, reduction)
-    losses = corrected_rows(logits, target, log_transposed(matrix, logits.dtype))
+    losses, _ = corrected_rows(logits, target, log_transposed(matrix, logits.dtype))
     return losses if reduction == "none" else losses.sum() / max(losses.shape[0], 1)
 
 
@@ -56,10 +57,11 @@ def log_transposed(transition: Tensor, dtype: torch.dtype) -> Tensor:
     return transition.double().log().t().to(torch.promote_types(dtype, torch.float32)).contiguous()
 
 
-def corrected_rows(logits: Tensor, target: Tensor, log_transition_t: Tensor) -> Tensor:
-    """The loss of each row, [B], differentiable; of the arguments only the labels are checked."""
-    losses: Tensor = _rows(logits, target, log_transition_t)
-    return losses
+def corrected_rows(logits: Tensor, target: Tensor, log_transition_t: Tensor) -> tuple[Tensor, Tensor]:
+    """The loss of each row, [B], differentiable, and how many are not finite; only the labels are checked."""
+    compute = _rows if is_compiling() else _C.forward_corrected_rows
+    losses, num_nonfinite = compute(logits, target, log_transition_t)
+    return losses, num_nonfinite
 
 
 def check_corrected_arguments(logits: Tensor, target: Tensor, transition: Any, reduction: str) -> Tensor:

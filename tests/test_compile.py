@@ -20,6 +20,7 @@ def test_the_library_has_the_operators_that_are_tested():
         "coteaching_loss",
         "decoupling_loss",
         "forward_corrected_rows",
+        "forward_corrected_rows_backward",
         "jocor_loss",
         "joint_loss",
         "joint_loss_backward",

@@ -25,6 +25,14 @@ from loss_cases import (
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
+@pytest.fixture
+def two_threads():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
 def expected(logits: Tensor, target: Tensor, transition: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """-log((p·T)[y]) of each row and its gradient, in float64 and from the definition."""
     z = logits.detach().double().cpu().numpy()
@@ -64,7 +72,26 @@ def test_gradcheck(loss, device):
 
     assert torch.autograd.gradcheck(mean, (logits,))
     assert torch.autograd.gradcheck(rows, (logits,))
-    assert torch.autograd.gradgradcheck(mean, (logits,))
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_a_second_derivative_is_refused(device):
+    logits, _, target = random_logits(5, 4, device=device)
+    value = jocor_fast.forward_corrected_loss(logits, target, noise.symmetric(4, 0.3))
+    (gradient,) = torch.autograd.grad(value, logits, create_graph=True)
+    with pytest.raises(RuntimeError, match="twice"):
+        gradient.square().sum().backward()
+
+
+def test_a_long_batch_is_shared_between_threads_and_stays_the_same(two_threads):
+    logits, _, target = random_logits(30_000, 10)
+    matrix = noise.symmetric(10, 0.3)
+    whole = jocor_fast.forward_corrected_loss(logits, target, matrix, reduction="none")
+    parts = [
+        jocor_fast.forward_corrected_loss(z, y, matrix, reduction="none")
+        for z, y in zip(logits.split(1000), target.split(1000), strict=True)
+    ]
+    assert torch.equal(whole, torch.cat(parts))
 
 
 @everywhere
