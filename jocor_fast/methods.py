@@ -6,7 +6,7 @@ device. `METHODS` holds every method by the name that the command line and `jf.t
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -38,15 +38,16 @@ class StepLoss(NamedTuple):
     logits: tuple[Tensor, ...] = ()  # [B, C] of each network, detached; the step adds them
 
 
-class Method(Protocol):
-    """A policy. It is made from the settings of the run, which it reads what it needs of."""
+class Method:
+    """A policy, which is made from the settings of a run. What most methods have in common stands here."""
 
-    num_networks: ClassVar[int]
-    num_choices: ClassVar[int]  # how many masks `StepLoss.selected` holds
-    selects: ClassVar[bool]  # False: τ and its ramp change nothing, and the keep rate is reported as 1
-    uses_co_lambda: ClassVar[bool]
+    num_networks: ClassVar[int] = 2
+    num_choices: ClassVar[int] = 1  # how many masks `StepLoss.selected` holds
+    selects: ClassVar[bool] = True  # False: τ and its ramp change nothing, and the keep rate is reported as 1
+    uses_co_lambda: ClassVar[bool] = False
 
-    def __init__(self, settings: TrainSettings) -> None: ...
+    def __init__(self, settings: TrainSettings) -> None:
+        """Read what the method has a use for; most have none for any."""
 
     def loss(self, logits: tuple[Tensor, ...], labels: Tensor, keep: Keep) -> StepLoss:
         """The loss of a batch.
@@ -56,10 +57,10 @@ class Method(Protocol):
             labels: int64 [B].
             keep: of the epoch.
         """
-        ...
+        raise NotImplementedError
 
 
-class Standard:
+class Standard(Method):
     """One network, cross-entropy on everything: Standard+ that keeps the whole batch.
 
     torch's own cross-entropy wakes threads for 128 rows, and takes up to twice as long. Where every loss is finite the
@@ -67,39 +68,26 @@ class Standard:
     """
 
     num_networks: ClassVar[int] = 1
-    num_choices: ClassVar[int] = 1
     selects: ClassVar[bool] = False
-    uses_co_lambda: ClassVar[bool] = False
-
-    def __init__(self, settings: TrainSettings) -> None:
-        pass
 
     def loss(self, logits: tuple[Tensor, ...], labels: Tensor, keep: Keep) -> StepLoss:
         return _own_small_loss(logits[0], labels, len(labels))
 
 
-class StandardPlus:
+class StandardPlus(Method):
     """One network, its own small-loss rows."""
 
     num_networks: ClassVar[int] = 1
-    num_choices: ClassVar[int] = 1
-    selects: ClassVar[bool] = True
-    uses_co_lambda: ClassVar[bool] = False
-
-    def __init__(self, settings: TrainSettings) -> None:
-        pass
 
     def loss(self, logits: tuple[Tensor, ...], labels: Tensor, keep: Keep) -> StepLoss:
         return _own_small_loss(logits[0], labels, keep.num_keep)
 
 
-class FCorrection:
+class FCorrection(Method):
     """One network, -log((p·T)[y]) on everything; T comes from a first stage (engine/first_stage.py)."""
 
     num_networks: ClassVar[int] = 1
-    num_choices: ClassVar[int] = 1
     selects: ClassVar[bool] = False
-    uses_co_lambda: ClassVar[bool] = False
 
     def __init__(self, settings: TrainSettings) -> None:
         self.log_transition_t: Tensor | None = None
@@ -115,16 +103,10 @@ class FCorrection:
         return StepLoss(losses.mean(), (everything,), num_nonfinite, losses.detach())
 
 
-class Decoupling:
+class Decoupling(Method):
     """Two networks, each trained by its own CE on the rows where the two predictions differ; none differ: no update."""
 
-    num_networks: ClassVar[int] = 2
-    num_choices: ClassVar[int] = 1
     selects: ClassVar[bool] = False
-    uses_co_lambda: ClassVar[bool] = False
-
-    def __init__(self, settings: TrainSettings) -> None:
-        pass
 
     def loss(self, logits: tuple[Tensor, ...], labels: Tensor, keep: Keep) -> StepLoss:
         out = decoupling_rows(logits[0], logits[1], labels)
@@ -132,13 +114,10 @@ class Decoupling:
         return StepLoss(out.loss, (out.selected,), out.num_nonfinite, out.per_sample, nothing)
 
 
-class CoTeaching:
+class CoTeaching(Method):
     """Two networks, each trained on the k small-loss rows that the other picked."""
 
-    num_networks: ClassVar[int] = 2
     num_choices: ClassVar[int] = 2
-    selects: ClassVar[bool] = True
-    uses_co_lambda: ClassVar[bool] = False
 
     def __init__(self, settings: TrainSettings) -> None:
         self.rounding = keep_rounding(settings.recipe)
@@ -165,12 +144,9 @@ class CoTeachingPlus(CoTeaching):
         return StepLoss(out.loss, masks, out.num_nonfinite, out.per_sample1 + out.per_sample2)
 
 
-class JoCoR:
+class JoCoR(Method):
     """Two networks, one joint loss: the k rows with the smallest loss train both (paper, algorithm 1)."""
 
-    num_networks: ClassVar[int] = 2
-    num_choices: ClassVar[int] = 1
-    selects: ClassVar[bool] = True
     uses_co_lambda: ClassVar[bool] = True
 
     def __init__(self, settings: TrainSettings) -> None:

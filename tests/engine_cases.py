@@ -105,3 +105,15 @@ def pair_of(build: Callable[[], nn.Module], seed: int = 0) -> tuple[nn.Module, n
     """Two networks, the same whenever the seed is."""
     torch.manual_seed(seed)
     return build(), build()
+
+
+class Asks(nn.Module):
+    """Asks the device for a number, in every forward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, CLASSES)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        logits: Tensor = self.linear(inputs)
+        return logits if logits.sum().item() == 0 else logits * 2

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from engine_cases import (
     CLASSES,
+    Asks,
     blobs,
     pair_of,
     parameters,
@@ -208,18 +209,6 @@ def test_the_stand_in_keeps_the_numbers_of_the_host_as_they_were() -> None:
     on_host[0] = 10.0
     graph.replay()
     assert total == 10 + 1
-
-
-class Asks(nn.Module):
-    """Asks the device for a number, in every forward pass."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(6, CLASSES)
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        logits: Tensor = self.linear(inputs)
-        return logits if logits.sum().item() == 0 else logits * 2
 
 
 def test_a_network_may_wait_while_it_sets_itself_up() -> None:

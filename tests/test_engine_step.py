@@ -28,6 +28,7 @@ from engine_cases import (
     small_tanh,
     trainer,
 )
+from graph_stand_in import WAITING
 from jocor_fast import reference
 from jocor_fast.engine.optimizer import FusedAdam, PlainSGD
 from jocor_fast.engine.paired_mlp import PairedMLP
@@ -248,18 +249,6 @@ class Calls(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.names.add(func.overloadpacket._qualified_op_name)
         return func(*args, **(kwargs or {}))
-
-
-# What a GPU would have to be waited for: numbers that come to the host, and results whose shape depends on values.
-WAITING = {
-    "aten::_local_scalar_dense",
-    "aten::item",
-    "aten::is_nonzero",
-    "aten::equal",
-    "aten::nonzero",
-    "aten::masked_select",
-    "aten::_unique2",
-}
 
 
 def calls_of_an_epoch(networks: tuple[nn.Module, ...], data: TrainData, **changes: Any) -> set[str]:

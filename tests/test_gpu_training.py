@@ -16,6 +16,7 @@ from torch import Tensor, nn
 import jocor_fast
 from engine_cases import (
     CLASSES,
+    Asks,
     blobs,
     held_out,
     pair_of,
@@ -109,18 +110,6 @@ def test_sigterm_between_launches_and_a_resumed_run_give_the_bits_of_a_whole_one
     assert exit_.value.code == 143
     resumed = train(small_cnn, augment="crop-flip", output=tmp_path, resume=True)
     assert_same(resumed, whole)
-
-
-class Asks(nn.Module):
-    """Asks the device for a number, in every forward pass."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(6, CLASSES)
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        logits: Tensor = self.linear(inputs)
-        return logits if logits.sum().item() == 0 else logits * 2
 
 
 class DrawsByItself(nn.Module):
