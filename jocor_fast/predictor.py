@@ -13,12 +13,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor, nn
 
 from .data import DataError, ImageDataset
-from .data.arrays import NpzArchive, read_npy
-from .data.image_file import decode_by_pillow, read_bytes
+from .data.arrays import NpzArchive, read_npy, split_key
+from .data.image_file import BadImage, decode_by_pillow, read_bytes
 from .data.npz import as_inputs
 from .data.pillow_decoder import PillowDecoder
 from .data.preprocessing import CENTRE, Preprocessing
@@ -96,26 +95,31 @@ class Predictor:
         return Predictor(networks, classes, shape, described["kind"], scale, decoder, device)
 
     def image(self, path: Path) -> Tensor:
-        """An image file as an input, float32: decoded, turned by its EXIF orientation, resized as in training.
+        """An image file as an input, float32: decoded, turned by its EXIF orientation, prepared as in training.
+
+        For networks that were trained on files it is resized and cropped. How images became the arrays that others were
+        trained on, nobody knows: for these it must have their size, and no colours if they know none.
 
         Raises:
-            BadImage: it cannot be decoded.
+            BadImage: it cannot be decoded, or is of another size or in colour.
             DataError: the networks take no images.
         """
         if self.decoder is not None:
             pixels = self.decoder.load(str(path), CENTRE).permute(2, 0, 1).unsqueeze(0)
             return self.decoder.network_input(pixels.to(self.device))[0]
-        gray = len(self.shape) == 2 or (len(self.shape) == 3 and self.shape[0] == 1)
+        gray = len(self.shape) == 2
         if self.kind != "uint8" or not (gray or (len(self.shape) == 3 and self.shape[0] == 3)):
             raise DataError(f"{path}: these networks take {self._wanted()}, not images")
-        height, width = self.shape[-2:]
-        image = Image.fromarray(decode_by_pillow(read_bytes(path)))
-        if gray:
-            image = image.convert("L")
-        if image.size != (width, height):
-            image = image.resize((width, height), Image.Resampling.BILINEAR)
-        values = np.asarray(image, dtype=np.float32) / 255
-        return torch.from_numpy(values if gray else values.transpose(2, 0, 1).copy()).view(self.shape)
+        rgb = decode_by_pillow(read_bytes(path))
+        coloured = bool((rgb != rgb[..., :1]).any())  # gray images are often saved as RGB
+        if rgb.shape[:2] != self.shape[-2:] or (gray and coloured):
+            kind, wanted = ("a colour" if coloured else "a gray"), ("gray" if gray else "colour")
+            raise BadImage(
+                f"it is {kind} image of {_size(rgb.shape)}, and these networks were trained on arrays of "
+                f"{wanted} images of {_size(self.shape[-2:])}"
+            )
+        values = rgb.astype(np.float32) / 255
+        return torch.from_numpy(values[..., 0] if gray else values.transpose(2, 0, 1)).contiguous()
 
     def array(self, spec: str) -> Tensor:
         """The inputs in FILE.npy or FILE.npz:KEY, float32 [n, ...]; one input alone is one of n = 1.
@@ -123,8 +127,8 @@ class Predictor:
         Raises:
             DataError: the file cannot be read, or holds inputs of another shape or kind.
         """
-        if ".npz:" in spec:
-            file, _, key = spec.rpartition(":")
+        file, key = split_key(spec)
+        if file.endswith(".npz"):
             with NpzArchive(file) as archive:
                 array = archive.read(key)
         else:
@@ -146,6 +150,11 @@ class Predictor:
 
     def _wanted(self) -> str:
         return "images" if self.kind == "files" else f"arrays [n, {', '.join(map(str, self.shape))}] of {self.kind}"
+
+
+def _size(shape: Sequence[int]) -> str:
+    """Height and width, as people say the size of an image."""
+    return f"{shape[1]}×{shape[0]}"
 
 
 def _preprocessing(described: Mapping[str, Any]) -> Preprocessing:

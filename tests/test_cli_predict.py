@@ -16,6 +16,7 @@ import jocor_fast as jf
 from engine_cases import blobs, small_tanh
 from image_cases import encoded, picture, write_clothing1m
 from jocor_fast.cli import main
+from jocor_fast.commands.predict import MOST_NAMED
 from jocor_fast.config import resolve
 from jocor_fast.models import build_model
 from jocor_fast.predictor import Predictor, describe_input
@@ -102,8 +103,53 @@ def test_images_become_what_the_networks_were_trained_on(
     assert [Path(row["path"]).name for row in rows] == [f"{number}.png" for number in range(5)]
     assert [row["index"] for row in rows] == [""] * 5
     np.testing.assert_allclose([float(row["confidence"]) for row in rows], [float(c) for c in expected], atol=0.02)
-    Image.fromarray(np.repeat(np.repeat(scaled[0], 4, 0), 4, 1)).save(tmp_path / "large.png")
-    assert predicted(capsys, digits, tmp_path / "large.png")[0]["label"] == rows[0]["label"]
+
+
+def error_of(capsys: pytest.CaptureFixture[str], code: int, *arguments: str | Path) -> str:
+    """The one sentence that `predict` ends in, and nothing printed."""
+    capsys.readouterr()
+    assert main(["predict", *map(str, arguments), "--device=cpu"]) == code
+    captured = capsys.readouterr()
+    assert not captured.out
+    assert captured.err.count("\n") == 1
+    return captured.err
+
+
+def test_an_image_that_is_not_like_the_arrays_trained_on_is_refused(
+    digits: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    photo = picture(0, (60, 80), np.random.default_rng(0))
+    (tmp_path / "photo.jpg").write_bytes(encoded(photo))
+    error = error_of(capsys, 1, digits, tmp_path / "photo.jpg")
+    assert "photo.jpg cannot be labelled: it is a colour image of 80×60, and these networks were trained on" in error
+    assert "arrays of gray images of 8×8" in error
+    photo.convert("L").save(tmp_path / "gray.png")
+    assert "it is a gray image of 80×60" in error_of(capsys, 1, digits, tmp_path / "gray.png")
+    photo.resize((8, 8)).save(tmp_path / "small.png")
+    assert "it is a colour image of 8×8" in error_of(capsys, 1, digits, tmp_path / "small.png")
+    many = [tmp_path / "small.png"] * 30
+    assert "none of 30 files can be labelled, the first: " in error_of(capsys, 1, digits, *many)
+
+
+def test_networks_trained_on_arrays_of_colour_images_take_images_of_that_size(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    generator = np.random.default_rng(0)
+    photos = [picture(number % 4, (12, 16), generator) for number in range(40)]
+    pixels = np.stack([np.asarray(photo) for photo in photos])
+    np.savez(tmp_path / "own.npz", x_train=pixels, y_train=np.arange(40) % 4, x_test=pixels[:4], y_test=np.arange(4))
+    data = [f"--dataset=npz:{tmp_path / 'own.npz'}", "--epochs=2", "--batch-size=8", f"--output={tmp_path / 'run'}"]
+    assert main(["train", *data, "--device=cpu"]) == 0
+    expected = predicted(capsys, tmp_path / "run", f"{tmp_path / 'own.npz'}:x_test")
+    for number, photo in enumerate(photos[:4]):
+        photo.save(tmp_path / f"{number}.png")
+    rows = predicted(capsys, tmp_path / "run", *(tmp_path / f"{number}.png" for number in range(4)))
+    assert [row["confidence"] for row in rows] == [row["confidence"] for row in expected]
+    photos[0].convert("L").save(tmp_path / "gray.png")  # is a colour image too, of gray colours
+    assert len(predicted(capsys, tmp_path / "run", tmp_path / "gray.png")) == 1
+    photos[0].resize((12, 16)).save(tmp_path / "upright.png")
+    error = error_of(capsys, 1, tmp_path / "run", tmp_path / "upright.png")
+    assert "it is a colour image of 12×16, and these networks were trained on arrays of colour images of 16×12" in error
 
 
 def test_a_file_that_is_no_image_is_named_and_the_others_are_labelled(
@@ -112,9 +158,37 @@ def test_a_file_that_is_no_image_is_named_and_the_others_are_labelled(
     Image.fromarray(np.zeros((8, 8), dtype=np.uint8)).save(tmp_path / "good.png")
     (tmp_path / "bad.png").write_text("no image")
     assert main(["predict", str(digits), str(tmp_path), f"--output={tmp_path / 'out.csv'}"]) == 1
-    assert "bad.png: not an image" in (message := capsys.readouterr().err)
-    assert "1 of the files could not be read, the others are labelled" in message
+    assert "bad.png is left out: not an image" in (message := capsys.readouterr().err)
+    assert "1 file is left out, the others are labelled" in message
     assert [Path(row["path"]).name for row in csv.DictReader((tmp_path / "out.csv").open())] == ["good.png"]
+
+
+def test_a_file_alone_that_is_no_image_is_told_of_no_others(
+    digits: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "bad.png").write_text("no image")
+    error = error_of(capsys, 1, digits, tmp_path / "bad.png", f"--output={tmp_path / 'out.csv'}")
+    assert "bad.png cannot be labelled: not an image of a known format" in error
+    assert not (tmp_path / "out.csv").exists()
+    assert "none.png cannot be labelled: no such file" in error_of(capsys, 1, digits, tmp_path / "none.png")
+    for number in range(30):
+        (tmp_path / f"{number}.png").write_text("no image")
+    Image.fromarray(np.zeros((8, 8), dtype=np.uint8)).save(tmp_path / "good.png")
+    assert len(predicted(capsys, digits, tmp_path, code=1)) == 1
+    assert main(["predict", str(digits), str(tmp_path)]) == 1
+    assert capsys.readouterr().err.count("is left out: ") == MOST_NAMED
+
+
+def test_an_archive_without_a_key_is_told_which_keys_there_are(
+    digits: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    archive = tmp_path / "some.npz"
+    np.savez(archive, few=TEST[:5], more=TEST)
+    for spec in (str(archive), f"{archive}:"):
+        error = error_of(capsys, 1, digits, spec)
+        assert f"{archive} must be given as {archive}:KEY, to say which array is meant; it holds few, more" in error
+    assert "has no array 'all', only few, more" in error_of(capsys, 1, digits, f"{archive}:all")
+    assert "none.npz does not exist" in error_of(capsys, 1, digits, tmp_path / "none.npz")
 
 
 def test_image_files_are_prepared_as_in_training(tmp_path: Path) -> None:
@@ -159,5 +233,3 @@ def test_wrong_use_ends_in_a_sentence(digits: Path, tmp_path: Path, capsys: pyte
     data = blobs(40)
     jf.train(small_tanh, (data.inputs, data.labels), forget_rate=0.4, epochs=1, batch_size=16, output=tmp_path / "own")
     assert "or of networks that were handed to jocor_fast.train" in says(1, tmp_path / "own", "a.png")
-    (tmp_path / "colour.jpg").write_bytes(encoded(picture(0, (8, 8), np.random.default_rng(0))))
-    assert main(["predict", str(digits), str(tmp_path / "colour.jpg")]) == 0  # gray is made of it

@@ -306,14 +306,24 @@ def test_wrong_values_are_one_sentence_that_names_the_file(tmp_path: Path, form:
         read_labels(spec, CLEAN, 3)
 
 
+@pytest.mark.parametrize("end", ["", ":"])
+def test_a_file_of_several_arrays_without_a_key_is_told_which_there_are(tmp_path: Path, end: str) -> None:
+    np.savez(tmp_path / "l.npz", first=np.zeros(3), second=np.zeros(3))
+    torch.save({f"part{number}": torch.zeros(3) for number in range(30)}, tmp_path / "l.pt")
+    with pytest.raises(DataError, match=r"l.npz must be given as .*l.npz:KEY, .* it holds first, second$"):
+        read_labels(f"{tmp_path / 'l.npz'}{end}", np.zeros(3, np.int64), 2)
+    with pytest.raises(DataError, match=r"l.pt must be given as .*l.pt:KEY, .* it holds part0, .*, part19 …$"):
+        read_labels(f"{tmp_path / 'l.pt'}{end}", np.zeros(3, np.int64), 2)
+
+
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
         ("labels", "labels must be given as FILE.npy, FILE.npz:KEY, FILE.pt:KEY or FILE.csv, got 'labels'"),
         ("labels.txt", "got 'labels.txt'"),
-        ("labels.npz", "got 'labels.npz'"),
-        ("labels.npz:", "got 'labels.npz:'"),
-        ("labels.pt", "got 'labels.pt'"),
+        ("labels.npz", "labels.npz does not exist"),
+        ("labels.npz:", "labels.npz does not exist"),
+        ("labels.pt", "labels.pt does not exist"),
         ("labels.npy:key", "got 'labels.npy:key'"),
         ("", "got ''"),
         ("absent.npy", "absent.npy does not exist"),

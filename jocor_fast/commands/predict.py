@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
@@ -13,6 +13,7 @@ import torch
 from rich.console import Console
 
 from ..config import ConfigError
+from ..data.arrays import split_key
 from ..data.image_file import BadImage
 from ..data.image_set import IMAGE_SUFFIXES
 from ..engine.environment import resolve_device
@@ -26,11 +27,13 @@ HOW_TO_GO_ON = "run it again"
 DESCRIPTION = """\
 Predict with the networks of a checkpoint (checkpoint.pt, best.pt or the folder
 of a run). PATH is an image, a folder of images, FILE.npy or FILE.npz:KEY, each
-prepared as the training data were. Printed is CSV: path, index (within an
-array), label, confidence."""
+prepared as the training data were: for networks that were trained on arrays an
+image must have their size, and be gray if they were. Printed is CSV: path,
+index (within an array), label, confidence."""
 
 NETWORKS = {"1": 0, "2": 1, "mean": None}
 BATCH = 256
+MOST_NAMED = 20  # files that are left out, by a line each
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -48,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, console: Console) -> int:
-    """Predict and print; 0, 1 if a file could not be read, or a ConfigError, DataError or RunError."""
+    """Predict and print; 0, or a ConfigError, DataError or RunError (if files were left out, after printing)."""
     if len(arguments.paths) < 2:
         raise ConfigError("predict takes a checkpoint and at least one path to label")
     if arguments.network not in NETWORKS:
@@ -61,20 +64,36 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     network = NETWORKS[arguments.network]
     if network is not None and network >= len(predictor.networks):
         raise ConfigError(f"--network must be 1 or mean for a checkpoint of one network, got {arguments.network!r}")
-    bad: list[str] = []
+    bad: list[_Bad] = []
     columns = ["path", "index", "label", "confidence"]
     if arguments.probabilities:
         columns += [f"p_{name}" for name in predictor.classes]
-    text = csv_text(columns, list(_rows(predictor, _inputs(predictor, arguments.paths[1:], bad), network)))
+    rows = list(_rows(predictor, _inputs(predictor, arguments.paths[1:], bad), network))
+    if bad and not rows:
+        raise RunError(_none_labelled(bad))
+    text = csv_text(columns, rows)
     if arguments.output is None:
         sys.stdout.write(text)
     else:
         write_text(Path(arguments.output), text)
-    for line in bad:
-        print(f"jocor-fast: warning: {line}", file=sys.stderr)
+    for one in bad[:MOST_NAMED]:
+        print(f"jocor-fast: warning: {one.path} is left out: {one.reason}", file=sys.stderr)
     if bad:
-        raise RunError(f"{len(bad)} of the files could not be read, the others are labelled")
+        files = "1 file is" if len(bad) == 1 else f"{len(bad):,} files are"
+        raise RunError(f"{files} left out, the others are labelled")
     return 0
+
+
+class _Bad(NamedTuple):
+    """A file that has no label, and why."""
+
+    path: Path
+    reason: str
+
+
+def _none_labelled(bad: Sequence[_Bad]) -> str:
+    first = f"{bad[0].path} cannot be labelled: {bad[0].reason}"
+    return first if len(bad) == 1 else f"none of {len(bad):,} files can be labelled, the first: {first}"
 
 
 class _Input(NamedTuple):
@@ -83,10 +102,10 @@ class _Input(NamedTuple):
     inputs: torch.Tensor
 
 
-def _inputs(predictor: Predictor, paths: Iterable[str], bad: list[str]) -> Iterator[_Input]:
-    """Everything to label, in order; files that cannot be decoded are told in `bad`."""
+def _inputs(predictor: Predictor, paths: Iterable[str], bad: list[_Bad]) -> Iterator[_Input]:
+    """Everything to label, in order; images that cannot be read, or are none for these networks, go to `bad`."""
     for text in paths:
-        if text.endswith(".npy") or ".npz:" in text:
+        if split_key(text)[0].endswith((".npy", ".npz")) and not Path(text).is_dir():
             yield from (_Input(text, place, inputs) for place, inputs in enumerate(predictor.array(text)))
             continue
         for path in _images(Path(text)):
@@ -95,11 +114,11 @@ def _inputs(predictor: Predictor, paths: Iterable[str], bad: list[str]) -> Itera
                 yield _Input(str(path), None, inputs)
 
 
-def _image(predictor: Predictor, path: Path, bad: list[str]) -> torch.Tensor | None:
+def _image(predictor: Predictor, path: Path, bad: list[_Bad]) -> torch.Tensor | None:
     try:
         return predictor.image(path)
     except BadImage as error:
-        bad.append(f"{path}: {error}")
+        bad.append(_Bad(path, str(error)))
         return None
 
 

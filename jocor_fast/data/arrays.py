@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+import re
+import warnings
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +17,18 @@ from jocor_fast.data.dataset import DataError
 from jocor_fast.data.pickled_arrays import STAND_INS, unwrapped
 
 _STAND_INS: list[Any] = [(stand_in, name) for name, stand_in in STAND_INS.items()]  # torch's order of the two
+_KEYS_NAMED = 20  # in a message; a network's state_dict() has hundreds
 
 
 def user_path(name: str | os.PathLike[str]) -> Path:
     """A path as people write it: ~ is their home; ~nobody, of an unknown user, is a name like any other."""
     return Path(os.path.expanduser(name))
+
+
+def split_key(spec: str) -> tuple[str, str | None]:
+    """FILE.npz:KEY or FILE.pt:KEY as file and key; no key, and any other file, as (FILE, None)."""
+    match = re.fullmatch(r"(?P<file>.+\.(?:npz|pt)):(?P<key>[^:]*)", spec, flags=re.DOTALL)
+    return (match["file"], match["key"] or None) if match else (spec, None)
 
 
 @contextlib.contextmanager
@@ -77,10 +86,9 @@ class NpzArchive(contextlib.AbstractContextManager["NpzArchive"]):
         """The names of the arrays."""
         return tuple(self._archive.files)
 
-    def read(self, key: str) -> np.ndarray:
-        """One array; DataError where there is none of that name, or it is broken, or one of Python objects."""
-        if key not in self._archive.files:
-            raise DataError(f"{self.path} has no array {key!r}, only {', '.join(self.keys) or 'nothing'}")
+    def read(self, key: str | None) -> np.ndarray:
+        """One array; DataError where none is named or there is none so named, or it is broken or of Python objects."""
+        key = _named(os.fspath(self.path), "array", key, self.keys)
         with reading(self.path, "an .npz archive"):
             return self._archive[key]
 
@@ -89,16 +97,31 @@ class NpzArchive(contextlib.AbstractContextManager["NpzArchive"]):
         self._file.close()
 
 
-def read_pt(path: str | os.PathLike[str], key: str) -> Any:
+def read_saved(path: str | os.PathLike[str], kind: str) -> Any:
+    """What `torch.save` wrote, on the CPU; DataError as for `reading`."""
+    with reading(path, kind), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's, of files that it then refuses
+        return torch.load(path, map_location="cpu", weights_only=True)
+
+
+def read_pt(path: str | os.PathLike[str], key: str | None) -> Any:
     """The tensor, array or list under a key of a dict that `torch.save` wrote; DataError where there is none."""
     name = os.fspath(path)
-    with reading(path, "a .pt file of tensors and arrays"), torch.serialization.safe_globals(_STAND_INS):
-        content = torch.load(path, map_location="cpu", weights_only=True)
+    with torch.serialization.safe_globals(_STAND_INS):
+        content = read_saved(path, "a .pt file of tensors and arrays")
     if not isinstance(content, dict):
         raise DataError(f"{name} holds a {type(content).__name__}, not a dict of tensors or arrays")
-    if key not in content:
-        raise DataError(f"{name} has no entry {key!r}, only {', '.join(map(str, content)) or 'nothing'}")
-    return unwrapped(content[key])
+    return unwrapped(content[_named(name, "entry", key, tuple(content))])
+
+
+def _named(name: str, what: str, key: str | None, keys: Sequence[Any]) -> str:
+    """The key; DataError where there is none, or none in the file."""
+    there = ", ".join(map(str, keys[:_KEYS_NAMED])) + " …" * (len(keys) > _KEYS_NAMED) or "nothing"
+    if key is None:
+        raise DataError(f"{name} must be given as {name}:KEY, to say which {what} is meant; it holds {there}")
+    if key not in keys:
+        raise DataError(f"{name} has no {what} {key!r}, only {there}")
+    return key
 
 
 def _reason(error: Exception) -> str:
@@ -106,6 +129,7 @@ def _reason(error: Exception) -> str:
     if "pickle" in text or "weights_only" in text:  # NumPy's and torch's advice is to load the file all the same
         return "it holds Python objects, which are never loaded, or is of another format"
     line = text.partition("\n")[0]
-    if not line or isinstance(error, LookupError) or not line.isprintable():  # a bare key, or bytes of the file
+    # A bare key, bytes of the file, or (RuntimeError) where in its own source torch gave up.
+    if not line or isinstance(error, (LookupError, RuntimeError)) or not line.isprintable():
         return "it is damaged or of another format"
     return line

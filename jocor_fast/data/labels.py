@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import os
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from jocor_fast.data.arrays import NpzArchive, read_npy, read_pt, reading, user_path
+from jocor_fast.data.arrays import NpzArchive, read_npy, read_pt, reading, split_key, user_path
 from jocor_fast.data.classes import LabelError, class_numbers
 from jocor_fast.data.dataset import DataError
 
@@ -132,14 +131,13 @@ def _check_order(clean: np.ndarray, dataset_labels: np.ndarray, source: str) -> 
 def _read_columns(spec: str, num_samples: int) -> tuple[_Column, _Column | None]:
     """The labels, and the clean ones where the file has them too."""
     spec = os.fspath(spec)
-    with_key = re.fullmatch(r"(?P<file>.+\.(?P<type>npz|pt)):(?P<key>[^:]+)", spec, flags=re.DOTALL)
-    if with_key:
-        path, key = user_path(with_key["file"]), with_key["key"]
-        if with_key["type"] == "pt":
-            return _Column(spec, read_pt(path, key)), None
+    file, key = split_key(spec)
+    path = user_path(file)
+    if path.suffix == ".pt":
+        return _Column(spec, read_pt(path, key)), None
+    if path.suffix == ".npz":
         with NpzArchive(path) as archive:
             return _Column(spec, archive.read(key)), None
-    path = user_path(spec)
     if path.suffix == ".npy":
         return _Column(spec, read_npy(path)), None
     if path.suffix == ".csv":
