@@ -4,23 +4,42 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from .data import DataError
-from .data.arrays import reading, user_path
+from .data.arrays import read_saved, user_path
 
 DEFAULT = "default"
-_WRAPPERS = ("state_dict", "model", "networks")  # under which training scripts, ours too, keep a network's weights
+# Under which training scripts keep a network's weights; the first and the last are of ours, in this order.
+_WRAPPERS = ("training", "state_dict", "model", "networks")
 _PARALLEL = "module."  # what DataParallel puts before every name
+ACCEPTED = (
+    "accepted is what torch.save made of a network's state_dict(), of a dict that holds one as state_dict or model, or "
+    "a run's checkpoint.pt or best.pt"
+)
 
-Weights = Mapping[str, Tensor]
+
+@dataclass(frozen=True)
+class Weights:
+    """Weights by the names that `state_dict()` has.
+
+    Attributes:
+        source: where they come from, for messages.
+        model: the network that they are to start.
+    """
+
+    source: str
+    model: str
+    by_name: Mapping[str, Tensor]
 
 
 def read_weights(source: str, model: str) -> Weights:
-    """The weights by name; no code in a file is run.
+    """The weights in a file; no code in it is run.
 
     Args:
         source: a file that `torch.save` wrote, of a state dict or of a dict that holds one; or "default" for those that
@@ -32,18 +51,29 @@ def read_weights(source: str, model: str) -> Weights:
         DataError: the file is absent, broken, or holds no weights.
     """
     if source == DEFAULT:
-        return _torchvision_weights(model)
-    path = user_path(source)
-    with reading(path, "a file of weights"):
-        content = torch.load(path, map_location="cpu", weights_only=True)
+        return Weights(f"torchvision's weights for {model}", model, _torchvision_weights(model))
+    try:
+        return Weights(source, model, _weights_in(user_path(source)))
+    except DataError as error:
+        raise DataError(f"{error}; {ACCEPTED}") from None
+
+
+def _weights_in(path: Path) -> Mapping[str, Tensor]:
+    content = read_saved(path, "a file of weights")
     for name in _WRAPPERS:
         if isinstance(content, dict) and name in content:
             content = content[name]
-    if isinstance(content, list) and content:  # best.pt of a run: the first of its networks
+    if isinstance(content, list) and content:  # of a run: the first of its networks
         content = content[0]
-    if not isinstance(content, dict) or not content or not all(isinstance(value, Tensor) for value in content.values()):
+    if not isinstance(content, dict) or not content or not all(map(_is_weight, content.values())):
         raise DataError(f"{path} holds no weights by name, as a network's state_dict() does")
     return {str(name).removeprefix(_PARALLEL): value for name, value in content.items()}
+
+
+def _is_weight(value: Any) -> bool:
+    """Whether a network's weight can be copied from it: not from what is sparse, quantised or only a shape."""
+    plain = isinstance(value, Tensor) and value.layout == torch.strided and value.device.type == "cpu"
+    return plain and not (value.is_complex() or value.is_quantized)
 
 
 def load_weights(network: nn.Module, weights: Weights) -> None:
@@ -52,18 +82,19 @@ def load_weights(network: nn.Module, weights: Weights) -> None:
     Raises:
         ValueError: weights of the network are missing, or none is of the right shape.
     """
-    state = network.state_dict()
-    missing = [name for name in state if name not in weights]
+    state, given = network.state_dict(), weights.by_name
+    other_network = f"pretrained: {weights.source} holds the weights of another network than {weights.model}"
+    missing = [name for name in state if name not in given]
     if missing:
-        raise ValueError(f"pretrained: there is no {missing[0]} among the weights, so they are of another network")
-    other_shape = {name.rpartition(".")[0] for name, value in state.items() if weights[name].shape != value.shape}
-    fitting = {name: weights[name] for name in state if name.rpartition(".")[0] not in other_shape}
+        raise ValueError(f"{other_network}: there is no {missing[0]} among them")
+    other_shape = {name.rpartition(".")[0] for name, value in state.items() if given[name].shape != value.shape}
+    fitting = {name: given[name] for name in state if name.rpartition(".")[0] not in other_shape}
     if not fitting:
-        raise ValueError("pretrained: the weights are of another network, no layer has the shape of its own")
+        raise ValueError(f"{other_network}: no layer has the shape of its own")
     network.load_state_dict(fitting, strict=False)
 
 
-def _torchvision_weights(model: str) -> Weights:
+def _torchvision_weights(model: str) -> Mapping[str, Tensor]:
     from torchvision import models
 
     if model not in models.list_models(module=models):

@@ -25,7 +25,7 @@ from .methods import METHODS
 from .models import build_model
 from .noise import corrupt, expected_rate, read_transition, realised_rate, transition_matrix
 from .options import AUTO
-from .pretrained import read_weights
+from .pretrained import Weights, read_weights
 
 # τ is "under" the realised rate only beyond this: the draw itself strays from its nominal rate by chance.
 RATE_TOLERANCE = 0.005
@@ -111,7 +111,7 @@ def _built_task(config: Config, announce: Callable[[str], None] | None) -> Task:
     clean = labels.clean[kept] if labels.clean is not None else None
     realised = realised_rate(clean, labels.noisy[kept]) if clean is not None else None
     _decide_forget_rate(config, labels, realised)
-    weights = None if config["pretrained"] is None else read_weights(config["pretrained"], config["model"])
+    weights = None if config["pretrained"] is None else _pretrained(config)
     return Task(
         dataset=dataset,
         train=TrainData(
@@ -144,6 +144,13 @@ def forget_rate_warning(config: Config, task: Task) -> str | None:
         f"{config.label('forget_rate')} {forget_rate:g} is under the share of wrong labels, {realised:.3g}, so that "
         "wrong labels are trained on even if all are found"
     )
+
+
+def _pretrained(config: Config) -> Weights:
+    try:
+        return read_weights(config["pretrained"], config["model"])
+    except DataError as error:
+        raise DataError(f"{config.label('pretrained')}: {error}") from error
 
 
 def _array_parts(dataset: Dataset) -> _Parts:

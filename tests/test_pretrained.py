@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import re
+import warnings
+import zipfile
 from pathlib import Path
 from typing import Any
 from urllib.error import URLError
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from jocor_fast.data import DataError
+from jocor_fast.cli import main
 from jocor_fast.models import build_model, mlp
-from jocor_fast.pretrained import read_weights
+from jocor_fast.pretrained import ACCEPTED, read_weights
 
 
 def saved(path: Path, content: Any) -> str:
@@ -20,7 +24,9 @@ def saved(path: Path, content: Any) -> str:
     return str(path)
 
 
-@pytest.mark.parametrize("wrapped", ["plain", "state_dict", "model", "parallel", "best.pt of a run"])
+@pytest.mark.parametrize(
+    "wrapped", ["plain", "state_dict", "model", "parallel", "best.pt of a run", "checkpoint.pt of one"]
+)
 def test_weights_are_taken_however_they_were_saved(tmp_path: Path, wrapped: str) -> None:
     state = mlp(6, 4).state_dict()
     content: Any = {
@@ -29,6 +35,7 @@ def test_weights_are_taken_however_they_were_saved(tmp_path: Path, wrapped: str)
         "model": {"model": state},
         "parallel": {f"module.{name}": value for name, value in state.items()},
         "best.pt of a run": {"epoch": 3, "networks": [state, mlp(6, 4).state_dict()]},
+        "checkpoint.pt of one": {"training": {"networks": [state], "step": 7}, "input": None},
     }[wrapped]
     weights = read_weights(saved(tmp_path / "weights.pt", content), "mlp")
     network = build_model("mlp", (6,), 4, weights=weights)
@@ -52,22 +59,59 @@ def test_a_last_layer_for_other_classes_is_drawn_anew_for_each_network(tmp_path:
 
 def test_weights_of_another_network_are_refused(tmp_path: Path) -> None:
     other = read_weights(saved(tmp_path / "a.pt", nn.Linear(3, 3).state_dict()), "mlp")
-    with pytest.raises(ValueError, match=r"pretrained: there is no 1.weight among the weights"):
+    with pytest.raises(ValueError, match=r"a.pt holds the weights of another network than mlp: there is no 1.weight"):
         build_model("mlp", (6,), 4, weights=other)
     wider = read_weights(saved(tmp_path / "b.pt", mlp(7, 5, 8).state_dict()), "mlp")
-    with pytest.raises(ValueError, match="pretrained: the weights are of another network, no layer has the shape"):
+    with pytest.raises(ValueError, match=r"b.pt holds the weights of another network than mlp: no layer has the shape"):
         build_model("mlp", (6,), 4, weights=wider)
 
 
-def test_a_file_that_holds_no_weights_is_named(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"absent.pt does not exist"):
-        read_weights(str(tmp_path / "absent.pt"), "mlp")
-    (tmp_path / "text.pt").write_text("no weights")
-    with pytest.raises(DataError, match=r"text.pt is not a file of weights"):
-        read_weights(str(tmp_path / "text.pt"), "mlp")
-    for content in ({}, {"a": 1}, torch.zeros(3), [1]):
-        with pytest.raises(DataError, match=r"numbers.pt holds no weights by name"):
-            read_weights(saved(tmp_path / "numbers.pt", content), "mlp")
+def no_weights(path: Path, kind: str) -> None:
+    """A file that holds no weights, in one of the ways in which people come by such files."""
+    if kind == "text":
+        path.write_text("no weights")
+    elif kind == "empty":
+        path.touch()
+    elif kind == "zip":
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr("a", "b")
+    elif kind == "npz":
+        with path.open("wb") as file:
+            np.savez(file, a=np.zeros(3))
+    elif kind == "cut off":
+        torch.save(mlp(64, 10).state_dict(), path)
+        path.write_bytes(path.read_bytes()[:-700])
+    elif kind == "script":
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            torch.jit.script(nn.Linear(2, 2)).save(str(path))
+    elif kind == "folder":
+        path.mkdir()
+    elif kind != "absent":
+        sparse = {**mlp(64, 10).state_dict(), "1.weight": torch.zeros(256, 64).to_sparse()}
+        module, other = nn.Linear(2, 2), nn.Linear(3, 3).state_dict()
+        torch.save({"module": module, "tensor": torch.zeros(3), "sparse": sparse, "other": other}[kind], path)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["absent", "text", "empty", "zip", "npz", "cut off", "script", "folder", "module", "tensor", "sparse", "other"],
+)
+def test_a_file_that_is_no_weights_file_is_one_sentence_of_ours(
+    kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "w.pt"
+    no_weights(file, kind)
+    assert main(["train", f"--pretrained={file}", "--epochs=1", f"--output={tmp_path / 'run'}"]) == 1 + (
+        kind == "other"
+    )
+    error = capsys.readouterr().err
+    assert error.startswith(f"jocor-fast: error: --pretrained: {file} ")
+    assert error.count("\n") == 1
+    assert not re.search(r"enforce|inline_container|PytorchStream|torch\.load|weights_only|central directory", error)
+    accepted = "another network than mlp: there is no 1.weight among them" if kind == "other" else ACCEPTED
+    assert error.endswith(f"{accepted}\n")
+    assert not (tmp_path / "run").exists()
 
 
 def test_default_weights_are_those_of_torchvision_and_need_the_network_once(monkeypatch: pytest.MonkeyPatch) -> None:
