@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from jocor_fast.engine.errors import RunError
+from jocor_fast.engine.folder_lock import FolderLock
 from jocor_fast.engine.history import SampleStatistics
 
 CONFIG, METRICS, SUMMARY, CURVES = "config.json", "metrics.jsonl", "summary.json", "curves.png"
@@ -23,6 +24,7 @@ CHECKPOINT, PREVIOUS_CHECKPOINT, BEST = "checkpoint.pt", "checkpoint-previous.pt
 BAD_FILES = "bad_files.txt"
 DAMAGED_CHECKPOINT = "checkpoint-damaged.pt"
 FIRST_STAGE = "first-stage"  # a folder of the same kind, of a method that trains in two
+PARTIAL = ".partial"  # ends the name of a file while it is written
 _OF_A_RUN = (CONFIG, METRICS, SUMMARY, CHECKPOINT, PREVIOUS_CHECKPOINT, BEST)
 
 
@@ -30,13 +32,26 @@ class RunFolder:
     """The files of one run. Whatever keeps one from being written is a RunError that names it.
 
     A file is written beside its place, flushed to the disk and renamed: under its name there is a whole file or none.
+    The folder is locked until `release`: no second run writes into it.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        """Make the folder, if it is not there."""
+        """Make the folder, if it is not there; a RunError where another run trains into it."""
         self.path = Path(path)
-        with self._writing(""):
+        self._lock = FolderLock(self.path)
+        try:
             self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise self._unwritten("", error) from error
+        self._lock.acquire()
+        if self._lock.is_held():  # then nobody is writing what a killed process left half-written
+            for name in (*_OF_A_RUN, BAD_FILES):
+                with contextlib.suppress(OSError):
+                    (self.path / f"{name}{PARTIAL}").unlink(missing_ok=True)
+
+    def release(self) -> None:
+        """Let other runs have the folder."""
+        self._lock.release()
 
     def holds_a_run(self) -> bool:
         """Whether one has been started here."""
@@ -128,15 +143,15 @@ class RunFolder:
         return None
 
     def _replace(self, name: str, data: bytes, keep_as: str | None = None) -> None:
-        target, partial = self.path / name, self.path / f"{name}.partial"
+        target, partial = self.path / name, self.path / f"{name}{PARTIAL}"
         with self._writing(name):
             try:
                 with open(partial, "wb") as file:
                     file.write(data)
                     file.flush()
                     os.fsync(file.fileno())
-                if keep_as is not None and target.exists():
-                    os.replace(target, self.path / keep_as)
+                if keep_as is not None and target.is_file():
+                    _keep(target, self.path / keep_as)
                 os.replace(partial, target)
                 _flush_names(self.path)
             finally:
@@ -145,12 +160,16 @@ class RunFolder:
 
     @contextlib.contextmanager
     def _writing(self, name: str) -> Iterator[None]:
+        self._lock.acquire()  # again, if somebody has removed the folder and another run has begun in its place
         try:
             yield
         except OSError as error:
-            raise RunError(
-                f"output: {self.path / name} cannot be written ({error.strerror or error}), what was there is kept"
-            ) from error
+            raise self._unwritten(name, error) from error
+
+    def _unwritten(self, name: str, error: OSError) -> RunError:
+        return RunError(
+            f"output: {self.path / name} cannot be written ({error.strerror or error}), what was there is kept"
+        )
 
 
 def read_history(path: Path) -> SampleStatistics:
@@ -195,6 +214,19 @@ def read_weights(path: Path) -> tuple[dict[str, Any] | None, list[dict[str, Any]
     except Exception as error:  # a broken file makes zipfile, pickle and torch raise errors of every class
         raise RunError(f"CHECKPOINT: {path} is no whole checkpoint of a run ({type(error).__name__})") from error
     return content.get("input"), networks
+
+
+def _keep(target: Path, kept: Path) -> None:
+    """Give a file a second name, in the place of what had it; its own it keeps, so that it is never missing."""
+    link = kept.with_name(f"{kept.name}{PARTIAL}")
+    try:
+        link.unlink(missing_ok=True)
+        os.link(target, link)
+        os.replace(link, kept)
+    except OSError:  # a file system without links
+        os.replace(target, kept)
+    finally:
+        link.unlink(missing_ok=True)  # still there if both names were those of one file already
 
 
 def _flush_names(folder: Path) -> None:

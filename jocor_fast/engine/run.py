@@ -114,7 +114,8 @@ def fit(
 
     Raises:
         TypeError, ValueError: an argument is wrong.
-        RunError: the output folder holds a run, cannot be written, or its checkpoints are damaged or of other settings.
+        RunError: the output folder holds a run, is another's that goes on, or cannot be written, or its checkpoints are
+            damaged or of other settings.
         SystemExit: with code 143 after SIGTERM, once the checkpoint and summary.json (status "interrupted") are written
             (only with an output folder, in the main thread).
     """
@@ -140,11 +141,13 @@ def fit(
     with seeded_generators(settings.seed, device):
         count = METHODS[settings.method].num_networks
         trainer = Trainer(settings, build_networks(networks, count, settings.method, device), train, test, val, device)
+        folder = None
         try:
+            folder = None if output is None else RunFolder(output)
             session = _Session(
                 settings=settings,
                 trainer=trainer,
-                folder=None if output is None else RunFolder(output),
+                folder=folder,
                 stop_after=stop_after,
                 labels_checksum=zlib.crc32(train.labels.cpu().numpy().tobytes()),
                 extra_config=extra_config or {},
@@ -159,6 +162,8 @@ def fit(
             return session.run(resume=resume)
         finally:
             trainer.release()
+            if folder is not None:
+                folder.release()
 
 
 @dataclass(kw_only=True)
@@ -324,9 +329,9 @@ class _Session:
         raise SystemExit(EXIT_CODE)
 
     def _finish(self, status: str, fault: dict[str, Any] | None = None) -> Run:
-        summary = self._write_summary(status, fault)
         if self.folder is not None:
             self.folder.write_curves(self.history)
+        summary = self._write_summary(status, fault)  # last: what says "finished" is not done again
         return Run(self.trainer.networks, self.history, summary, self.trainer.history.statistics())
 
     def _write_summary(self, status: str, fault: dict[str, Any] | None = None) -> dict[str, Any]:

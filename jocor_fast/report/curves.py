@@ -86,8 +86,11 @@ def save_figure(figure: Figure, path: str | os.PathLike[str], title: str = "") -
     if title:
         figure.suptitle(title, fontsize="medium")
     partial = target.with_name(f".{target.stem}.partial{target.suffix}")
-    figure.savefig(partial, dpi=120)
-    os.replace(partial, target)
+    try:
+        figure.savefig(partial, dpi=120)
+        os.replace(partial, target)
+    finally:
+        partial.unlink(missing_ok=True)  # of a disk that is full
 
 
 def _panels(columns: int) -> tuple[Figure, np.ndarray]:

@@ -37,13 +37,24 @@ def best_epoch(metrics: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None
 
 
 def read_metrics(run: Path) -> list[dict[str, Any]]:
-    """The lines of RUN/metrics.jsonl; a last line that is still being written is left out; no file: no lines."""
+    """The lines of RUN/metrics.jsonl up to one that is not whole; no file: no lines.
+
+    The last may be still under way, or was cut by a full disk or a crash, which can leave zeros in its place.
+    """
     try:
-        text = (run / "metrics.jsonl").read_text(encoding="utf-8")
+        text = (run / "metrics.jsonl").read_text(encoding="utf-8", errors="replace")
     except FileNotFoundError:
         return []
-    whole = text[: text.rfind("\n") + 1]
-    return [json.loads(line) for line in whole.splitlines() if line]
+    lines: list[dict[str, Any]] = []
+    for line in text[: text.rfind("\n") + 1].splitlines():
+        try:
+            content = json.loads(line)
+        except ValueError:
+            break
+        if not isinstance(content, dict):
+            break
+        lines.append(content)
+    return lines
 
 
 def read_error(run: Path) -> str | None:
