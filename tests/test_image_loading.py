@@ -17,8 +17,8 @@ from image_cases import damage, encoded, picture, write_clothing1m
 from jocor_fast.data import DataError, load_dataset
 from jocor_fast.data.bad_files import BadFiles
 from jocor_fast.data.image_file import PlainJpeg, read_image
-from jocor_fast.data.image_set import ImageDataset, ImageList
-from jocor_fast.data.image_source import ImageInputs, ImageSource
+from jocor_fast.data.image_set import MOST_TRIED, ImageDataset, ImageList
+from jocor_fast.data.image_source import BATCHES_AHEAD, ImageInputs, ImageSource
 from jocor_fast.data.preprocessing import Draw, Preprocessing
 from jocor_fast.engine.samples import InputSource
 
@@ -334,9 +334,29 @@ def test_strict_ends_at_the_first_bad_image_with_its_name(
 def test_a_folder_without_a_readable_image_is_one_sentence(tmp_path: Path, loader: str) -> None:
     images = ImageList(tmp_path, [f"{number}.jpg" for number in range(5)], np.zeros(5, np.int64))
     with pytest.raises(
-        DataError, match=r"none of the first 5 images in .* can be read, the first of them is 0.jpg \(no such"
+        DataError,
+        match=r"none of 5 images, tried all over the data set, can be read, the first of them is 0.jpg \(no such",
     ):
         opened(images, loader).first()
+
+
+@EACH_LOADER
+def test_where_nothing_can_be_read_any_more_few_files_are_tried(tmp_path: Path, loader: str) -> None:
+    missing = ImageList(tmp_path, [f"{number}.jpg" for number in range(3000)], np.zeros(3000, np.int64))
+    for start in (lambda source: source.first(), lambda source: next(source.batches(torch.arange(3000), BATCH))):
+        bad_files = BadFiles()
+        with pytest.raises(DataError, match=r"none of .* images, tried all over the data set, can be read, the first"):
+            start(opened(missing, loader, bad_files=bad_files))
+        assert MOST_TRIED <= len(bad_files) <= MOST_TRIED + BATCHES_AHEAD * BATCH
+
+
+@EACH_LOADER
+def test_a_whole_class_of_bad_images_ends_no_run(tmp_path: Path, loader: str) -> None:
+    good = encoded(picture(0, (40, 40), np.random.default_rng(0)))
+    files = {f"{number:03}.jpg": b"no image" if number < 200 else good for number in range(300)}
+    source = opened(write_list(tmp_path, files), loader)
+    assert len(source.first()) == 2
+    assert next(source.batches(torch.arange(8), BATCH)).samples.min() >= 200
 
 
 def test_what_dali_refuses_and_pillow_takes_is_decoded_by_pillow_from_then_on(

@@ -11,7 +11,7 @@ from PIL import Image
 
 from image_cases import damage, encoded, picture, write_clothing1m
 from jocor_fast.cli import main
-from jocor_fast.data import ImageDataset, load_dataset
+from jocor_fast.data import ImageDataset, load_dataset, prepare
 
 
 def loaded(name: str, root: Path | None = None) -> ImageDataset:
@@ -139,3 +139,23 @@ def test_a_folder_that_was_prepared_otherwise_is_left_alone(tmp_path: Path, caps
     assert main(arguments) == 0
     assert main([*arguments, "--quality", "80"]) == 1
     assert "was prepared with" in capsys.readouterr().err
+
+
+def test_where_no_image_can_be_read_few_files_are_tried_and_nothing_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = "".join(f"{number}.jpg,{number % 2}\n" for number in range(3000))
+    (tmp_path / "list.csv").write_text(f"path,label\n{rows}")
+    tried: list[object] = []
+    read = prepare.read_bytes
+    monkeypatch.setattr(prepare, "read_bytes", lambda path: (tried.append(path), read(path))[1])
+    arguments = ["prepare", f"--dataset=csv:{tmp_path / 'list.csv'}", f"--output={tmp_path / 'small'}"]
+    assert main(arguments) == 1
+    assert f"{tmp_path}: none of 100 images, tried all over the data set, can be read" in capsys.readouterr().err
+    assert len(tried) == 100
+    assert not (tmp_path / "small").exists()
+    (tmp_path / "2999.jpg").write_bytes(encoded(picture(0, (20, 20), np.random.default_rng(0))))
+    (tmp_path / "0.jpg").write_bytes(b"no image")
+    (tmp_path / "30.jpg").write_bytes(encoded(picture(0, (20, 20), np.random.default_rng(0))))
+    assert main(arguments) == 0  # some can be read: the others are left out
+    assert "2,998 files cannot be read" in capsys.readouterr().out

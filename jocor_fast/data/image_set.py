@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,6 +11,7 @@ import numpy as np
 from jocor_fast.data.dataset import DataError
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
+MOST_TRIED = 100  # where none of so many files can be read, the folder is wrong, not the files
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,3 +82,18 @@ class ImageDataset:
     def train_labels(self) -> np.ndarray:
         """int64 [N], the data set's own training labels."""
         return self.train.labels
+
+
+def spread(count: int) -> Iterator[int]:
+    """The numbers 0 … count − 1, the first `MOST_TRIED` of them from all over: a whole class may be spoilt."""
+    stride = max(1, count // MOST_TRIED)
+    for first in range(stride):
+        yield from range(first, count, stride)
+
+
+def none_readable(folder: Path, tried: int, path: str, reason: str) -> DataError:
+    """What ends a run, or another command, that finds no image to go on with; `path` is one of those tried."""
+    return DataError(
+        f"{folder}: none of {tried} images, tried all over the data set, can be read, the first of them is {path} "
+        f"({reason})"
+    )

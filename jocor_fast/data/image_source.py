@@ -14,6 +14,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -21,14 +22,12 @@ import torch
 from torch import Tensor
 
 from jocor_fast.data.bad_files import BadFiles
-from jocor_fast.data.dataset import DataError
 from jocor_fast.data.image_file import BadImage
-from jocor_fast.data.image_set import ImageList
+from jocor_fast.data.image_set import MOST_TRIED, ImageList, none_readable, spread
 from jocor_fast.data.preprocessing import CENTRE, Draw, Preprocessing, draw
 from jocor_fast.engine.samples import Batch, InputSource
 
 BATCHES_AHEAD = 3  # that threads read while one is trained on
-TRIED_FOR_A_FIRST = 100  # where none of so many files can be read, the folder is wrong, not the files
 
 
 class Loaded(NamedTuple):
@@ -123,20 +122,8 @@ class ImageSource:
         return self._first[:count]
 
     def _read_first(self, count: int) -> Tensor:
-        loaded = Loaded([], [])
-        tried = min(len(self), TRIED_FOR_A_FIRST + len(self.bad_files))
-        for sample in range(tried):
-            good = self._without_bad([sample], [self._load(sample, CENTRE)])
-            loaded.samples.extend(good.samples)
-            loaded.items.extend(good.items)
-            if len(loaded.samples) == count:
-                break
-        if not loaded.samples:
-            path = self.images.paths[0]
-            raise DataError(
-                f"none of the first {tried} images in {self.images.folder} can be read, the first of them is "
-                f"{path} ({self.bad_files.reasons[path]})"
-            )
+        samples, items = zip(*islice(self._readable(), count), strict=True)
+        loaded = Loaded(list(samples), list(items))
         with closing(self.decoder.decode([loaded], self._settle)) as decoded:
             _, stored = next(decoded)
         return self.decoder.network_input(stored)
@@ -210,18 +197,30 @@ class ImageSource:
         if len(good.samples) == len(samples) or not self.training:
             return good
         if not good.samples:
-            sample, item = self._any_good()
+            sample, item = next(self._readable())
             return Loaded([sample] * len(samples), [item] * len(items))
         places = [place for place, item in enumerate(items) if not isinstance(item, BadImage)]
         chosen = [bisect_left(places, place) % len(places) for place in range(len(items))]
         return Loaded([good.samples[i] for i in chosen], [good.items[i] for i in chosen])
 
-    def _any_good(self) -> tuple[int, Any]:
-        for sample in range(len(self)):
+    def _readable(self) -> Iterator[tuple[int, Any]]:
+        """Images that can be read, until `MOST_TRIED` could not; DataError where there is none before.
+
+        Files that are known to be bad are not tried again, and count for nothing.
+        """
+        known_bad, found, failed = len(self.bad_files), 0, 0
+        for sample in spread(len(self)):
             item = self._load(sample, CENTRE)
-            if not isinstance(item, BadImage):
-                return sample, item
-        raise DataError(f"no image in {self.images.folder} can be read")
+            if self._without_bad([sample], [item]).samples:
+                found += 1
+                yield sample, item
+                continue
+            failed += 1
+            if len(self.bad_files) - known_bad >= MOST_TRIED:
+                break
+        if not found:
+            path = self.images.paths[0]
+            raise none_readable(self.images.folder, failed, path, self.bad_files.reasons[path])
 
 
 def usable_cores() -> int:

@@ -13,6 +13,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +25,7 @@ from jocor_fast.data.clothing1m import NAME as CLOTHING1M
 from jocor_fast.data.dataset import DataError
 from jocor_fast.data.image_file import BadImage, decode_by_pillow, read_bytes
 from jocor_fast.data.image_lists import CSV_PREFIX
-from jocor_fast.data.image_set import ImageDataset
+from jocor_fast.data.image_set import MOST_TRIED, ImageDataset, none_readable, spread
 from jocor_fast.data.image_source import usable_cores
 from jocor_fast.data.preprocessing import Preprocessing
 
@@ -64,12 +65,13 @@ def prepare(
 
     Raises:
         DataError: the folder holds the data set itself, or one that was prepared otherwise, or an image lies outside
-            the data set's folder.
+            the data set's folder, or no image can be read.
     """
     paths = _paths(dataset)
     folder = dataset.train.folder
     if output.resolve() == folder.resolve():
         raise DataError(f"output must be another folder than that of the data set, {folder}")
+    _check_readable(folder, output, paths)
     output.mkdir(parents=True, exist_ok=True)
     _claim(output, preparation)
     bad_files = BadFiles()
@@ -96,6 +98,21 @@ def _paths(dataset: ImageDataset) -> list[str]:
     if outside is not None:
         raise DataError(f"{dataset.source}: {outside} lies outside {dataset.train.folder}, and has no place in a copy")
     return paths
+
+
+def _check_readable(folder: Path, output: Path, paths: list[str]) -> None:
+    """DataError where none of some files can be read, nor was any in an earlier call: it will be none of a million."""
+    reasons: list[str] = []
+    for place in islice(spread(len(paths)), MOST_TRIED):
+        if (output / paths[place]).exists():
+            return
+        try:
+            decode_by_pillow(read_bytes(folder / paths[place]))
+        except BadImage as error:
+            reasons.append(str(error))
+        else:
+            return
+    raise none_readable(folder, len(reasons), paths[0], reasons[0])
 
 
 def _claim(output: Path, preparation: Preparation) -> None:
