@@ -1,0 +1,77 @@
+"""Two of the runs of kill_and_resume.py, whose log is benchmarks/results/kill_and_resume.md; and that it sees faults."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from kill_and_resume import KilledRun, kill_and_resume, trained, write_data
+from observed_training import EVALUATION, START
+from run_differences import differences
+
+VARIANT = "JoCoR, arrays"
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("kills")
+
+
+@pytest.fixture(scope="module")
+def whole(runs: Path) -> Path:
+    """A run that nobody touched."""
+    write_data(runs / "data")
+    return trained(VARIANT, runs / "data", runs)
+
+
+def killed(number: int, sent: signal.Signals, runs: Path, whole: Path) -> KilledRun:
+    """One kill; the number decides its phase."""
+    run = KilledRun(number, VARIANT, sent)
+    return kill_and_resume(run, np.random.default_rng(0), runs / "data", runs, whole, most=1)
+
+
+def test_a_run_killed_about_an_evaluation_ends_as_one_that_nobody_touched(runs: Path, whole: Path) -> None:
+    run = killed(2, signal.SIGKILL, runs, whole)
+    assert run.faults == []
+    assert [kill.code for kill in run.kills] == [-signal.SIGKILL]
+    assert run.kills[0].phase >= EVALUATION
+
+
+def test_a_run_that_answers_sigterm_goes_on_in_the_middle_of_its_epoch(runs: Path, whole: Path) -> None:
+    run = killed(1, signal.SIGTERM, runs, whole)
+    assert run.faults == []
+    assert [kill.code for kill in run.kills] == [143]
+    assert run.kills[0].phase > START
+    assert run.kills[0].went_on is not None
+    assert run.kills[0].went_on[2] > 0
+
+
+def test_a_run_that_came_to_something_else_is_seen(runs: Path, whole: Path) -> None:
+    other = runs / "other"
+    shutil.copytree(whole, other)
+    assert differences(other, whole) == []
+
+    metrics = (other / "metrics.jsonl").read_text()
+    lines = [json.loads(line) for line in metrics.splitlines()]
+    lines[1]["seconds"] += 1
+    (other / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert differences(other, whole) == []  # a time
+    lines[1]["train_loss"] *= 1 + 1e-15
+    (other / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert differences(other, whole) == ["metrics.jsonl differs at /1/train_loss"]
+    (other / "metrics.jsonl").write_text(metrics)
+
+    checkpoint = torch.load(other / "checkpoint.pt", weights_only=True)
+    name, weight = next(iter(checkpoint["training"]["networks"][1].items()))
+    weight.view(-1)[0] = -weight.view(-1)[0] if weight.view(-1)[0] else -0.0
+    torch.save(checkpoint, other / "checkpoint.pt")
+    assert differences(other, whole) == [f"checkpoint.pt differs at /training/networks/1/{name}"]
+
+    (other / "curves.png").unlink()
+    assert "curves.png" in differences(other, whole)[0]
