@@ -1,4 +1,4 @@
-"""Two of the runs of kill_and_resume.py, whose log is benchmarks/results/kill_and_resume.md; and that it sees faults."""
+"""Two of kill_and_resume.py's runs, whose log is benchmarks/results/kill_and_resume.md; and that it sees faults."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from kill_and_resume import KilledRun, kill_and_resume, trained, write_data
+from killed_run import KilledRun, kill_and_resume, trained, write_data
 from observed_training import EVALUATION, START
 from run_differences import differences
 
