@@ -162,6 +162,31 @@ def test_on_a_read_only_disk_a_run_cannot_begin_and_a_finished_one_is_found_fini
         assert "finished already" in capsys.readouterr().out
 
 
+def test_a_folder_that_may_no_longer_be_written_to_ends_the_run_in_a_sentence(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    run.mkdir(0o555)
+    if os.access(run, os.W_OK):
+        pytest.skip("permissions do not bind root; the tests of read-only disks say the same")
+    run.chmod(0o755)
+
+    def on_epoch(event: EpochEvent) -> None:
+        if event.epoch == 3:
+            run.chmod(0o555)
+
+    for arguments in ({"on_epoch": on_epoch}, {"resume": True}):
+        with pytest.raises(
+            RunError, match=r"run/[\w.]+ cannot be written \(Permission denied\), what was there is kept"
+        ):
+            train(run, **arguments)
+        assert histories(run) == [3, 2]
+    run.chmod(0o755)
+    assert_same(train(run, resume=True), train(None), run)
+    run.chmod(0o555)
+    with pytest.raises(RunError, match=r"run/new cannot be written \(Permission denied\)|run/new/ cannot be"):
+        train(run / "new")
+    run.chmod(0o755)
+
+
 def test_a_checkpoint_that_becomes_a_folder_ends_the_run_and_the_one_before_stays(tmp_path: Path) -> None:
     def on_epoch(event: EpochEvent) -> None:
         if event.epoch == 3:
