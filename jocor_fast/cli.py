@@ -25,6 +25,7 @@ from .commands import audit, estimate_noise, info, plot, predict, prepare, repro
 from .config import ConfigError, closest_option
 from .data import DataError
 from .engine.errors import RunError
+from .engine.processes import FailedElsewhere, launched_together, speaks
 
 PROGRAM = "jocor-fast"
 COMMANDS: dict[str, ModuleType] = {
@@ -65,12 +66,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ConfigError as error:
         return _fail(str(error), WRONG_USE)
     command = COMMANDS[parsed.command]
+    if launched_together() > 1 and command is not train:
+        return _fail(f"{parsed.command} runs in one process: torchrun is for `{PROGRAM} train`", WRONG_USE)
     try:
         with _own_warnings_in_one_line():
             code: int = command.run(parsed, _Console(highlight=False, markup=False))
         return code
     except ConfigError as error:
         return _fail(str(error), WRONG_USE)
+    except FailedElsewhere:
+        return FAILED
     except (DataError, RunError) as error:
         return _fail(str(error), FAILED)
     except SystemExit as stop:
@@ -163,6 +168,8 @@ def _own_warnings_in_one_line() -> Iterator[None]:
     package = Path(__file__).parent
 
     def show(message: Warning | str, category: type[Warning], filename: str, lineno: int, *rest: Any) -> None:
+        if not speaks():
+            return
         if package in Path(filename).parents:
             print(f"{PROGRAM}: warning: {' '.join(str(message).split())}", file=sys.stderr)
         else:
@@ -214,5 +221,6 @@ def _unknown_argument(argument: str, command: str | None) -> str:
 
 
 def _fail(sentence: str, code: int) -> int:
-    print(f"{PROGRAM}: error: {' '.join(sentence.split())}", file=sys.stderr)
+    if code == FAILED or speaks():  # of several processes each says what befell it, and the first what befell all
+        print(f"{PROGRAM}: error: {' '.join(sentence.split())}", file=sys.stderr)
     return code

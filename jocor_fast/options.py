@@ -11,7 +11,7 @@ from dataclasses import MISSING, dataclass, fields
 from typing import Any, Literal
 
 from .data import DATASETS, LOADERS, NORMALISATIONS
-from .engine.settings import AUGMENTATIONS, OPTIMIZERS, PRECISIONS, TrainSettings
+from .engine.settings import AUGMENTATIONS, OPTIMIZERS, PRECISIONS, SCOPES, TrainSettings
 from .methods import METHODS
 from .noise import NOISE_KINDS
 from .schedules import LR_PLANS, RECIPES
@@ -93,6 +93,7 @@ def _training(
 
 _DATA, _NOISE, _METHOD, _TRAINING = "what to learn from", "label noise to add", "method", "network and training"
 _VALIDATION, _IMAGES, _MACHINE, _RUN = "validation", "image files", "machine", "the run"
+_TOGETHER = "several processes (torchrun)"
 
 _TABLE = (
     Option(
@@ -214,6 +215,16 @@ _TABLE = (
         "compile", _MACHINE, "switch", "", "compile the networks by torch.compile",
         "they run as they are, since compiling takes a minute",
     ),
+    _training(
+        "selection_scope", _TOGETHER, "choice", "SCOPE",
+        "each process selects among its own rows of a batch, or all together", "global costs a gather of the logits",
+        SCOPES,
+    ),
+    _training(
+        "batch_scope", _TOGETHER, "choice", "SCOPE",
+        "whether --batch-size is that of each process or of all together; the learning rate is as given in either case",
+        "as torch's own loaders take it", SCOPES,
+    ),
     Option("output", _RUN, "text", "DIR", "folder for the run's files", why="runs/DATASET-METHOD-NOISE-seedN"),
     Option(
         "resume", _RUN, "switch", "", "go on from the last checkpoint in the output folder, or start if there is none",
@@ -221,6 +232,10 @@ _TABLE = (
     ),
     Option(
         "stop_after", _RUN, "whole", "N", "leave off after epoch N, to go on with --resume", why="the last epoch",
+    ),
+    Option(
+        "checkpoint_every", _RUN, "whole", "N", "write a checkpoint every N steps too, for long epochs",
+        why="one after each epoch",
     ),
     Option(
         "tensorboard", _RUN, "switch", "",

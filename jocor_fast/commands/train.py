@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -20,6 +21,8 @@ from ..data.preprocessing import CROP
 from ..engine.environment import resolve_device
 from ..engine.errors import RunError
 from ..engine.folder import CONFIG
+from ..engine.plan import whole_batch
+from ..engine.processes import FailedElsewhere, Processes, joined_processes
 from ..engine.run import EpochEvent, Run, fit
 from ..engine.settings import TrainSettings
 from ..experiments import METHOD_TITLES
@@ -43,11 +46,13 @@ known labels, or the labels come from a file. Options may also stand in a TOML
 file (--config), their dashes as underscores:
     dataset = "mnist"
     noise = "symmetric"
-    noise_rate = 0.5"""
+    noise_rate = 0.5
+Several processes train together under torchrun, which starts them:
+    torchrun --nproc-per-node 2 -m jocor_fast train ..."""
 
 # The others are kept in config.json and compared on --resume. Not part of what a run is: where files lie, which there
 # are, when it pauses, and whether bad ones end it.
-NOT_RECORDED = ("data_root", "output", "resume", "stop_after", "tensorboard", "strict")
+NOT_RECORDED = ("data_root", "output", "resume", "stop_after", "checkpoint_every", "tensorboard", "strict")
 RECORDED = tuple(name for name in (*OPTIONS, *UNFLAGGED_DEFAULTS) if name not in NOT_RECORDED)
 # T_k counts epochs of some 400 steps; far shorter ramps were measured to lose to plain training.
 SHORT_RAMP_STEPS = 200
@@ -81,16 +86,32 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     """Train as the options say; 0, or a ConfigError, DataError or RunError."""
     flags = {name: value for name, value in vars(arguments).items() if name in OPTIONS}
     config = resolve(flags, arguments.config)
-    task = build_task(config, announce=lambda sentence: console.print(Text(sentence), soft_wrap=True))
-    estimate = _estimated_forget_rate(config, task, console)
+    if int(os.environ.get("TORCHELASTIC_RESTART_COUNT") or 0) > 0:  # torchrun starts again what it started itself
+        config.decide("resume", True, "flag")
+    try:
+        with joined_processes(config["device"]) as processes:
+            return _run(config, processes, console)
+    except ValueError as error:
+        raise ConfigError(config.relabelled(str(error))) from error
+
+
+def _run(config: Config, processes: Processes, console: Console) -> int:
+    """This process's part of the run; the first one speaks for all."""
+    if not processes.first:
+        console.quiet = True
+    task = processes.one_a_machine_first(
+        lambda: build_task(config, announce=lambda sentence: console.print(Text(sentence), soft_wrap=True))
+    )
+    estimate = _estimated_forget_rate(config, task, processes, console)
     settings = config.train_settings()
-    _print_header(config, task, _device(config), console)
-    for warning in (forget_rate_warning(config, task), _ramp_warning(config, task), _idle_warning(config)):
-        if warning:
+    batch = whole_batch(settings, len(task.train.labels), processes)
+    _print_header(config, task, _device(config), processes, batch, console)
+    for warning in (forget_rate_warning(config, task), _ramp_warning(config, task, batch), _idle_warning(config)):
+        if warning and processes.first:
             print(f"jocor-fast: warning: {warning}", file=sys.stderr)
-    progress = TrainingProgress(console, trained_epochs(settings.epochs, settings.recipe), settings.batch_size)
-    with progress, _tensorboard(config) as board:
-        result = _fit(config, settings, task, progress, board, estimate)
+    progress = TrainingProgress(console, trained_epochs(settings.epochs, settings.recipe), batch)
+    with progress, _tensorboard(config, processes) as board:
+        result = _fit(config, settings, task, processes, progress, board, estimate)
     if result.summary["status"] == "interrupted":
         console.print(f"left off after epoch {len(result.metrics)}, --resume goes on", soft_wrap=True)
     elif not progress.epochs_shown:
@@ -98,6 +119,8 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     if result.metrics:
         _print_result(result, Path(config["output"]), console)
     fault = result.summary.get("diverged")
+    if fault is not None and not processes.first:
+        return 1
     if fault is not None:
         place = f"epoch {fault['epoch']}" + (f", batch {fault['batch']}" if fault["batch"] is not None else "")
         raise RunError(f"the run diverged in {place}: {fault['reason']}; its files are kept in {config['output']}")
@@ -117,9 +140,9 @@ def _device(config: Config) -> torch.device:
     return device
 
 
-def _tensorboard(config: Config) -> contextlib.AbstractContextManager[TensorBoardLog | None]:
+def _tensorboard(config: Config, processes: Processes) -> contextlib.AbstractContextManager[TensorBoardLog | None]:
     """What writes for TensorBoard, where that is asked for; a ConfigError where its package is missing."""
-    if not config["tensorboard"]:
+    if not config["tensorboard"] or not processes.first:
         return contextlib.nullcontext()
     try:
         return TensorBoardLog(Path(config["output"]))
@@ -127,14 +150,19 @@ def _tensorboard(config: Config) -> contextlib.AbstractContextManager[TensorBoar
         raise ConfigError(f"{config.label('tensorboard')} {error}") from error
 
 
-def _estimated_forget_rate(config: Config, task: Task, console: Console) -> dict[str, Any] | None:
+def _estimated_forget_rate(config: Config, task: Task, processes: Processes, console: Console) -> dict[str, Any] | None:
     """Decide --forget-rate auto: by the estimate in the folder of a run that goes on, else by one made now."""
     if config["forget_rate"] != AUTO:
         return None
-    stored = (read_json(Path(config["output"]) / CONFIG) or {}).get("noise_estimate") if config["resume"] else None
-    if stored is None:
+
+    def stored_or_estimated() -> Any:
+        known = read_json(Path(config["output"]) / CONFIG) if config["resume"] else None
+        if known is not None and known.get("noise_estimate") is not None:
+            return known["noise_estimate"]
         with warm_up_progress(console) as on_epoch:
-            stored = estimate_noise(config, task, on_epoch=on_epoch).as_dict()
+            return estimate_noise(config, task, on_epoch=on_epoch).as_dict()
+
+    stored = processes.from_first(stored_or_estimated)
     text = f"estimated {NoiseEstimate.of_dict(stored)}"
     config.decide("forget_rate", min(stored["rate"], HIGHEST_FORGET_RATE), config.sources["forget_rate"], text)
     return dict(stored)
@@ -144,6 +172,7 @@ def _fit(
     config: Config,
     settings: TrainSettings,
     task: Task,
+    processes: Processes,
     progress: TrainingProgress,
     board: TensorBoardLog | None,
     estimate: dict[str, Any] | None,
@@ -165,6 +194,8 @@ def _fit(
             output=config["output"],
             resume=config["resume"],
             stop_after=config["stop_after"],
+            checkpoint_every=config["checkpoint_every"],
+            processes=processes,
             extra_config={**_recorded(config, task), **({} if estimate is None else {"noise_estimate": estimate})},
             extra_checkpoint={"input": describe_input(task, config["model"], config["normalisation"])},
             extra_summary={
@@ -176,6 +207,8 @@ def _fit(
             on_stage=progress.on_stage,
             on_wait=progress.on_wait if progress.wants_steps else None,
         )
+    except FailedElsewhere:
+        raise
     except RunError as error:
         raise RunError(config.relabelled(str(error))) from error
     except DataError:  # of images, which are read while the run is under way
@@ -205,9 +238,11 @@ def _recorded(config: Config, task: Task) -> dict[str, Any]:
     return recorded
 
 
-def _print_header(config: Config, task: Task, device: torch.device, console: Console) -> None:
+def _print_header(
+    config: Config, task: Task, device: torch.device, processes: Processes, batch: int, console: Console
+) -> None:
     """What is about to be done, a line a subject; values that nobody asked for with their source and reason."""
-    samples, batch, recipe = len(task.train.labels), config["batch_size"], config["recipe"]
+    samples, recipe = len(task.train.labels), config["recipe"]
     epochs, steps = trained_epochs(config["epochs"], recipe), steps_per_epoch(samples, batch, recipe)
     method = METHODS[config["method"]]
     lines = {"data": _data_text(task), "noise": _noise_text(config, task)}
@@ -226,7 +261,13 @@ def _print_header(config: Config, task: Task, device: torch.device, console: Con
     lines["network"] = f"{networks} on {device}, weights {_weights_text(config)}"
     if isinstance(task.dataset, ImageDataset):
         lines["images"] = _images_text(config, task.dataset)
-    lines["batch"] = f"{batch} ({config.origin('batch_size')})"
+    lines["batch"] = f"{config['batch_size']} ({config.origin('batch_size')})"
+    if processes.count > 1:
+        lines["batch"] += f", of {batch} in all: {processes.count} processes have {batch // processes.count} rows each"
+        if method.selects:
+            whole = config["selection_scope"] == "global"
+            lines["selects"] = "all processes together" if whole else "each process among its own rows"
+            lines["selects"] += f" ({config.origin('selection_scope')})"
     lines["training"] = (
         f"{epochs} epochs of {steps} steps ({config.origin('epochs')}), {config['optimizer']}, learning rate "
         + _rate_text(config)
@@ -296,10 +337,10 @@ def _classes_text(label_table: Sequence[str]) -> str:
     return f"{shown}, and {more} more in config.json" if more > 0 else shown
 
 
-def _ramp_warning(config: Config, task: Task) -> str | None:
+def _ramp_warning(config: Config, task: Task, batch: int) -> str | None:
     """A sentence where selection is at full strength before the networks have learnt what to select by."""
     ramp, selects = config["ramp_epochs"], METHODS[config["method"]].selects and config["forget_rate"] > 0
-    steps = ramp * steps_per_epoch(len(task.train.labels), config["batch_size"], config["recipe"])
+    steps = ramp * steps_per_epoch(len(task.train.labels), batch, config["recipe"])
     if not selects or not 0 < steps < SHORT_RAMP_STEPS:
         return None
     return (

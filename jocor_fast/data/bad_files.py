@@ -6,8 +6,12 @@ import os
 import threading
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from jocor_fast.data.dataset import DataError
+
+if TYPE_CHECKING:
+    from jocor_fast.engine.processes import Processes
 
 
 class BadFiles:
@@ -43,6 +47,14 @@ class BadFiles:
     def restore(self, reasons: Mapping[str, str]) -> None:
         """Know what a checkpoint knew."""
         self.reasons = dict(reasons)
+
+    def share(self, processes: Processes) -> None:
+        """Know what every process of the run knows, in an order that is the same for all."""
+        merged: dict[str, str] = {}
+        for reasons in processes.objects(self.reasons):
+            for path, reason in reasons.items():
+                merged.setdefault(path, reason)
+        self.restore(merged)
 
     def lines(self) -> bytes:
         """The content of bad_files.txt: path TAB reason, a line a file; names keep the bytes that they have on disk."""

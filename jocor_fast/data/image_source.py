@@ -101,6 +101,8 @@ class ImageInputs:
 class ImageSource:
     """The `InputSource` of image files."""
 
+    reads_files = True
+
     def __init__(self, inputs: ImageInputs, decoder: Decoder, device: torch.device, *, training: bool) -> None:
         self.images = inputs.images
         self.preprocessing = inputs.preprocessing
@@ -224,5 +226,6 @@ class ImageSource:
 
 
 def usable_cores() -> int:
-    """How many cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """How many cores this process may use; several that torchrun started on this machine share them evenly."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE") or 1))

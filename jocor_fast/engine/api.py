@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from jocor_fast.data.classes import label_values, number_classes
 from jocor_fast.engine.networks import NetworkSource, probe_classes
+from jocor_fast.engine.processes import joined_processes
 from jocor_fast.engine.run import EvalData, Run, TrainData, fit
 from jocor_fast.engine.samples import ResidentInputs, check_inputs
 from jocor_fast.engine.settings import TrainSettings
@@ -42,6 +43,9 @@ def train(
     resume: bool = False,
 ) -> Run:
     """Train networks on noisily labelled data (paper, algorithm 1, for method "jocor").
+
+    In a script that torchrun starts in several processes, they train together: each is given all of the data, takes
+    `batch_size` rows of a step, and selects among those.
 
     >>> import torch
     >>> import jocor_fast as jf
@@ -116,16 +120,18 @@ def train(
         if len(tensor) != samples:
             raise ValueError(f"{name} must have one label for each of its {samples} inputs, got {len(tensor)} labels")
     evaluation = {name: EvalData(inputs[name], labels[name]) for name in inputs if name != "train_data"}
-    return fit(
-        settings,
-        networks,
-        TrainData(inputs["train_data"], labels["train_data"], labels.get("clean_labels")),
-        test=evaluation.get("test_data"),
-        val=evaluation.get("val_data"),
-        output=output,
-        resume=resume,
-        extra_config=None if table is None else {"label_table": list(table)},
-    )
+    with joined_processes(settings.device) as processes:
+        return fit(
+            settings,
+            networks,
+            TrainData(inputs["train_data"], labels["train_data"], labels.get("clean_labels")),
+            test=evaluation.get("test_data"),
+            val=evaluation.get("val_data"),
+            output=output,
+            resume=resume,
+            processes=processes,
+            extra_config=None if table is None else {"label_table": list(table)},
+        )
 
 
 def _inputs(name: str, pair: Any) -> Tensor:

@@ -6,6 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from jocor_fast.engine.processes import ALONE, Processes
+
 PADDING = 4
 
 
@@ -18,12 +20,13 @@ def check_images(inputs: Tensor) -> None:
         )
 
 
-def crop_flip(images: Tensor, generator: torch.Generator) -> Tensor:
+def crop_flip(images: Tensor, generator: torch.Generator, processes: Processes = ALONE) -> Tensor:
     """Each image padded with zeros by `PADDING`, cropped to its size at a random place, and mirrored at even odds.
 
     Args:
         images: [B, H, W] or [B, channels, H, W], any dtype.
         generator: on the images' device.
+        processes: those that have a share of the batch each. All draw for the whole batch, and take what is for theirs.
 
     Returns:
         A new tensor of the same shape and dtype. (Ours; the usual augmentation of CIFAR. The paper uses none.)
@@ -31,8 +34,10 @@ def crop_flip(images: Tensor, generator: torch.Generator) -> Tensor:
     batch, height, width = images.shape[0], images.shape[-2], images.shape[-1]
     device = images.device
     padded = F.pad(images, [PADDING] * 4).view(batch, -1, height + 2 * PADDING, width + 2 * PADDING)
-    top, left = torch.randint(2 * PADDING + 1, (2, batch, 1), generator=generator, device=device)
-    mirrored = torch.randint(2, (batch, 1), generator=generator, device=device).bool()
+    whole = batch * processes.count
+    places = torch.randint(2 * PADDING + 1, (2, whole, 1), generator=generator, device=device)
+    top, left = map(processes.share_of, places)
+    mirrored = processes.share_of(torch.randint(2, (whole, 1), generator=generator, device=device)).bool()
     rows = top + torch.arange(height, device=device)
     columns = torch.arange(width, device=device)
     columns = left + torch.where(mirrored, columns.flip(0), columns)

@@ -7,6 +7,7 @@ import platform
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import torch
 
 from jocor_fast._extension import build_info
@@ -45,6 +46,14 @@ def seeded_generators(seed: int, device: torch.device) -> Iterator[None]:
         if device.type == "cuda":
             torch.cuda.default_generators[device.index].manual_seed(seed)
         yield
+
+
+def seed_beside_first(seed: int, rank: int, device: torch.device) -> None:
+    """Give process `rank` ≥ 1 of a run dropout masks of its own: torch's generators, seeded by NumPy's SeedSequence."""
+    (word,) = np.random.SeedSequence([seed, 3, rank]).generate_state(1, np.uint64)
+    torch.default_generator.manual_seed(int(word >> np.uint64(1)))
+    if device.type == "cuda":
+        torch.cuda.default_generators[device.index].manual_seed(int(word >> np.uint64(1)))
 
 
 def describe_environment(device: torch.device) -> dict[str, Any]:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
+from statistics import fmean
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from jocor_fast.engine.processes import Processes
 from jocor_fast.methods import StepLoss
 
 
@@ -22,6 +25,7 @@ class EpochLog:
         losses: float64 [steps], the loss of each step.
         nonfinite: int64 [steps], rows of the batch whose loss is not finite.
         selected: bool [choices, steps · B], beside `order`.
+        rows_a_step: B.
         seconds: time spent in its steps.
         waited: how much of that the host waited for files to be read and decoded.
     """
@@ -35,13 +39,13 @@ class EpochLog:
         self.selected = torch.zeros(num_choices, len(order), dtype=torch.bool, device=device)
         self.seconds = 0.0
         self.waited = 0.0
-        size = len(order) // steps
+        self.rows_a_step = len(order) // steps
         # A view for each step, made at once: making them in the step takes longer than writing to them.
         self._places = list(
             zip(
                 self.losses.unbind(),
                 self.nonfinite.unbind(),
-                zip(*(choice.split(size) for choice in self.selected), strict=True),
+                zip(*(choice.split(self.rows_a_step) for choice in self.selected), strict=True),
                 strict=True,
             )
         )
@@ -80,18 +84,23 @@ class EpochLog:
         start = self.step * len(samples)
         self.order[start : start + len(samples)] = samples
 
+    @property
+    def steps(self) -> int:
+        """How many there are in the epoch."""
+        return len(self.losses)
+
     def totals(self, clean: Tensor | None) -> Tensor:
         """The epoch in numbers, for `EpochNumbers`: float64 [6] on the device.
 
         Args:
             clean: bool [N], True where the noisy label is the true one; None where that is not known.
         """
-        steps = len(self.losses)
+        steps = self.steps
         selected = self.selected.sum()
         clean_selected = selected * math.nan if clean is None else (self.selected & clean[self.order]).sum()
         finite = self.losses.isfinite()
         broken = (self.nonfinite > 0) | ~finite
-        first_broken = torch.where(broken, torch.arange(steps, device=broken.device), steps).amin()
+        first_broken = torch.arange(steps, dtype=torch.float64, device=broken.device).where(broken, math.inf).amin()
         numbers = [self.losses.mean(), finite.sum(), selected, clean_selected, self.nonfinite.sum(), first_broken]
         return torch.stack([number.double() for number in numbers])
 
@@ -131,7 +140,7 @@ class EpochNumbers:
         selected: rows that were trained on.
         clean_selected: those of them whose label is the true one; NaN where that is not known.
         nonfinite: rows with a non-finite loss.
-        first_broken: the first step, from 0, with such a row or a non-finite loss; as many as there are steps if none.
+        first_broken: the first step, from 0, with such a row or a non-finite loss; infinite if there is none.
     """
 
     mean_loss: float
@@ -140,6 +149,19 @@ class EpochNumbers:
     clean_selected: float
     nonfinite: float
     first_broken: float
+
+    @staticmethod
+    def of(totals: Sequence[Sequence[float]]) -> EpochNumbers:
+        """From `EpochLog.totals` of each process, which have as many steps and rows."""
+        mean_loss, finite_steps, selected, clean_selected, nonfinite, first_broken = zip(*totals, strict=True)
+        return EpochNumbers(
+            fmean(mean_loss), min(finite_steps), sum(selected), sum(clean_selected), sum(nonfinite), min(first_broken)
+        )
+
+    @property
+    def first_broken_batch(self) -> int | None:
+        """Its number, from 1; None where there is none."""
+        return int(self.first_broken) + 1 if math.isfinite(self.first_broken) else None
 
     @property
     def train_loss(self) -> float | None:
@@ -164,7 +186,14 @@ def shares(counts: Sequence[float]) -> list[float | None]:
     return [selected / rows if rows else None for selected, rows in pairs]
 
 
-def read_at_once(parts: Sequence[Tensor]) -> list[list[float]]:
-    """The numbers of several tensors on a device, in one transfer."""
-    numbers = iter(torch.cat([part.double().flatten() for part in parts]).tolist())
-    return [[next(numbers) for _ in range(part.numel())] for part in parts]
+def read_at_once(parts: Sequence[Tensor], processes: Processes) -> list[list[list[float]]]:
+    """The numbers of several tensors on a device, in one transfer: of each tensor a list for each process."""
+    everywhere = processes.gathered(torch.cat([part.double().flatten() for part in parts]))
+    ends = list(accumulate(part.numel() for part in parts))
+    rows = everywhere.tolist()
+    return [[row[end - part.numel() : end] for row in rows] for part, end in zip(parts, ends, strict=True)]
+
+
+def summed(numbers: Sequence[Sequence[float]]) -> list[float]:
+    """The processes' numbers added up, place by place."""
+    return [sum(column) for column in zip(*numbers, strict=True)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -10,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from jocor_fast.engine.networks import NetworkGroup, evaluating
+from jocor_fast.engine.processes import ALONE, Processes
 from jocor_fast.engine.samples import EvalData, InputSource
 from jocor_fast.losses import num_keep, select_small_loss
 
@@ -20,13 +22,19 @@ EVALUATION_NUMBERS_ON_GPU = 2**23
 
 
 class EvaluationSet:
-    """Samples to evaluate on, on the run's device; of files, in batches of `batch_size`."""
+    """Samples to evaluate on, on the device, of which each process has a share; files in batches of `batch_size`."""
 
-    def __init__(self, data: EvalData, device: torch.device, batch_size: int = EVALUATION_BATCH) -> None:
+    def __init__(
+        self,
+        data: EvalData,
+        device: torch.device,
+        batch_size: int = EVALUATION_BATCH,
+        processes: Processes = ALONE,
+    ) -> None:
         self.source: InputSource = data.open(device, batch_size)
         self.labels = data.labels.to(device)
-        self.order = torch.arange(len(self.labels), device=device)
-        self.batch_size = _batch_size(self.source, device) if self.source.bad_files is None else batch_size
+        self.order = processes.share_of(torch.arange(len(self.labels), device=device))
+        self.batch_size = batch_size if self.source.reads_files else _batch_size(self.source, device)
         self.keep_rate = data.keep_rate
 
     def __len__(self) -> int:
@@ -40,15 +48,18 @@ def _batch_size(source: InputSource, device: torch.device) -> int:
 
 
 @torch.no_grad()
-def count_correct(group: NetworkGroup, networks: Sequence[nn.Module], data: EvaluationSet | None) -> Tensor:
+def count_correct(
+    group: NetworkGroup, networks: Sequence[nn.Module], data: EvaluationSet | None, processes: Processes = ALONE
+) -> Tensor:
     """How many samples each network classifies rightly, in evaluation mode; nothing waits for the device.
 
     Where only a part is counted, it is that of the smallest cross-entropy, summed over the networks: a measure that is
     the same for every method and every λ, and so does not take sides between them.
 
     Returns:
-        float64 on the device: how many are counted (files that cannot be read are not), then one number, or for two
-        networks three, the third for the arg-max of their mean probabilities; [0] where there are no data.
+        float64 on the device, of this process's share: how many are counted (files that cannot be read are not), then
+        one number, or for two networks three, the third for the arg-max of their mean probabilities; [0] where there
+        are no data.
     """
     if data is None:
         return torch.empty(0, dtype=torch.float64, device=group.parameters[0].device)
@@ -65,14 +76,21 @@ def count_correct(group: NetworkGroup, networks: Sequence[nn.Module], data: Eval
             if len(logits) == 2:
                 logits.append(logits[0].softmax(1) + logits[1].softmax(1))
             right.append(torch.stack([z.argmax(1) == labels for z in logits]))
-    if not right:
-        return torch.zeros(1, dtype=torch.float64, device=data.labels.device)
-    counted = torch.cat(right, dim=1)
-    count = num_keep(seen, 1.0 - data.keep_rate)
-    if losses:
-        counted &= select_small_loss(torch.cat(losses), count)
+    counted = torch.cat(right, dim=1) if right else data.labels.new_empty(2 * len(networks) - 1, 0, dtype=torch.bool)
+    if data.keep_rate < 1:
+        chosen, seen = _smallest(torch.cat(losses) if losses else counted.new_empty(0).float(), data, seen, processes)
+        counted &= chosen
     correct = counted.sum(1).double()
-    return torch.cat([correct.new_full((1,), count), correct])
+    return torch.cat([correct.new_full((1,), seen), correct])
+
+
+def _smallest(own: Tensor, data: EvaluationSet, seen: int, processes: Processes) -> tuple[Tensor, int]:
+    """Which of this process's losses [seen] are among the smallest of all, and how many of those count as its own."""
+    count = num_keep(sum(processes.objects(seen)), 1.0 - data.keep_rate)
+    padded = own.new_full((-(-len(data) // processes.count),), math.inf)  # as long in each process; never selected
+    padded[:seen] = own
+    chosen = select_small_loss(processes.gathered(padded).flatten(), count)
+    return chosen.view(processes.count, -1)[processes.rank, :seen], count if processes.first else 0
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from jocor_fast.engine.processes import Processes
 from jocor_fast.methods import StepLoss
 
 WINDOW = 5  # a moving mean forgets a fifth of itself with each step of the sample: one an epoch
@@ -117,8 +118,23 @@ class SampleHistory:
         rows = self.table.index_select(0, samples).mul_(self._keep).addcmul_(new.t(), self._add)
         self.table.index_copy_(0, samples, rows)
 
+    @torch.no_grad()
+    def share(self, samples: Tensor, processes: Processes) -> None:
+        """Give all processes the rows of what each has trained on since the epoch began, int64 [M] in each.
+
+        A sample is in one process's share of an epoch (one that takes the place of bad files may be in several: the
+        mean of its rows is kept).
+        """
+        self.record_noted()
+        trained = torch.zeros(len(self.table), 1, device=self.table.device)
+        trained[samples] = 1.0
+        rows = processes.total(torch.cat([self.table * trained, trained], 1))
+        count = rows[:, -1:]
+        self.table.copy_(torch.where(count > 0, rows[:, :-1] / count.clamp(min=1.0), self.table))
+
     def state_dict(self) -> dict[str, Any]:
         """The table, not copied, and the labels that its probabilities are of."""
+        self.record_noted()
         return {"table": self.table, "labels": self.labels.int()}
 
     def statistics(self) -> SampleStatistics:

@@ -24,6 +24,12 @@ class TerminationRequest:
             self._previous = signal.signal(signal.SIGTERM, self._note)
         return self
 
+    def ignore_from_now_on(self) -> None:
+        """Let SIGTERM do nothing, afterwards too: this process is about to end, and is to say why before it does."""
+        if self._enabled:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            self._previous = signal.SIG_IGN
+
     def _note(self, number: int, frame: FrameType | None) -> None:
         self.received = True
 

@@ -9,6 +9,7 @@ from typing import Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 NetworkSource = nn.Module | Sequence[nn.Module] | Callable[[], nn.Module]
 
@@ -92,6 +93,49 @@ class SeparateNetworks:
     def _drop_gradients(self) -> None:
         for parameter in self.parameters:
             parameter.grad = None
+
+
+class DistributedNetworks(SeparateNetworks):
+    """The same in each of several processes: torch's DistributedDataParallel averages the gradients.
+
+    Both networks are one module to it, so that its buckets travel while either is still on its way back. It copies
+    weights and buffers (BatchNorm's statistics, which each process takes of its own rows) from the first process.
+    """
+
+    def __init__(
+        self, networks: Sequence[nn.Module], sample: Tensor, *, channels_last: bool = False, compiled: bool = False
+    ) -> None:
+        """`sample` is a batch as the networks take it, to find parameters that get no gradient."""
+        super().__init__(networks, channels_last=channels_last, compiled=compiled)
+        unused = self._leaves_parameters_out(sample)
+        self._together = DistributedDataParallel(
+            _Together(self.networks, self._calls), gradient_as_bucket_view=True, find_unused_parameters=unused
+        )
+
+    def logits(self, inputs: Tensor) -> tuple[Tensor, ...]:
+        if not torch.is_grad_enabled():
+            return super().logits(inputs)
+        if self.channels_last:
+            inputs = inputs.contiguous(memory_format=torch.channels_last)
+        logits: tuple[Tensor, ...] = self._together(inputs)
+        return logits
+
+    def _leaves_parameters_out(self, sample: Tensor) -> bool:
+        with evaluating(self.networks):
+            total = torch.stack([logits.float().sum() for logits in super().logits(sample)]).sum()
+        return any(gradient is None for gradient in torch.autograd.grad(total, self.parameters, allow_unused=True))
+
+
+class _Together(nn.Module):
+    """Networks side by side."""
+
+    def __init__(self, networks: Sequence[nn.Module], calls: Sequence[Callable[[Tensor], Tensor]]) -> None:
+        super().__init__()
+        self.networks = nn.ModuleList(networks)
+        self.calls = tuple(calls)  # the networks themselves, or compiled; a tuple hides them from torch
+
+    def forward(self, inputs: Tensor) -> tuple[Tensor, ...]:
+        return tuple(call(inputs) for call in self.calls)
 
 
 def build_networks(source: NetworkSource, count: int, method: str, device: torch.device) -> tuple[nn.Module, ...]:

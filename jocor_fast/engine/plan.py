@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from jocor_fast import schedules
+from jocor_fast.engine.processes import ALONE, Processes
 from jocor_fast.engine.settings import TrainSettings
 from jocor_fast.losses import num_keep
 from jocor_fast.methods import METHODS, Keep
@@ -37,10 +38,11 @@ class EpochPlan:
         lr: the learning rate.
         beta1: Adam's β1.
         keep_rate: R(t), 1 for a method that does not select by loss.
-        num_keep: k, the rows that are kept of each batch.
+        num_keep: k, the rows that are kept of each batch, or of each process's part of it where that selects alone.
         warming_up: whether Co-teaching+ still is Co-teaching.
         steps: batches in the epoch.
-        batch_size: rows of a batch (all N samples where they are fewer than a batch).
+        batch_size: rows of a batch, in all processes together (all N samples where they are fewer than a batch).
+        own_rows: how many of them each process has.
     """
 
     epoch: int
@@ -51,6 +53,7 @@ class EpochPlan:
     warming_up: bool
     steps: int
     batch_size: int
+    own_rows: int
 
     @property
     def rates(self) -> StepRates:
@@ -82,7 +85,23 @@ class DeviceRates:
         return StepRates(lr=self.lr, beta1=plan.beta1, keep=keep)
 
 
-def plan_epoch(settings: TrainSettings, epoch: int, num_samples: int) -> EpochPlan:
+def whole_batch(settings: TrainSettings, num_samples: int, processes: Processes = ALONE) -> int:
+    """Rows of a batch, in all processes together; all samples where they are fewer, but as many in each process.
+
+    Raises:
+        ValueError: the processes cannot share the batch evenly, or there are fewer samples than processes.
+    """
+    count, batch_size = processes.count, settings.batch_size
+    if settings.batch_scope == "process":
+        batch_size *= count
+    elif batch_size % count:
+        raise ValueError(f"batch_size must be a multiple of the {count} processes that share it, got {batch_size}")
+    if num_samples < count:
+        raise ValueError(f"training needs a sample for each of the {count} processes, got {num_samples}")
+    return min(batch_size, num_samples - num_samples % count)
+
+
+def plan_epoch(settings: TrainSettings, epoch: int, num_samples: int, processes: Processes = ALONE) -> EpochPlan:
     """Read every schedule for an epoch (from 1) of a run on `num_samples` samples."""
     recipe = settings.recipe
     assert settings.decay_start is not None  # TrainSettings puts the default in
@@ -95,14 +114,17 @@ def plan_epoch(settings: TrainSettings, epoch: int, num_samples: int) -> EpochPl
         factor = schedules.lr_step_factor(epoch, epochs=settings.epochs)
     else:
         factor = schedules.lr_factor(epoch, epochs=settings.epochs, decay_start=settings.decay_start, recipe=recipe)
-    batch_size = min(settings.batch_size, num_samples)
+    batch_size = whole_batch(settings, num_samples, processes)
+    own_rows = batch_size // processes.count
+    selected_from = batch_size if settings.selection_scope == "global" else own_rows
     return EpochPlan(
         epoch=epoch,
         lr=settings.lr * factor,
         beta1=schedules.adam_beta1(epoch, decay_start=settings.decay_start, recipe=recipe),
         keep_rate=keep_rate,
-        num_keep=num_keep(batch_size, 1.0 - keep_rate, rounding=schedules.keep_rounding(recipe)),
+        num_keep=num_keep(selected_from, 1.0 - keep_rate, rounding=schedules.keep_rounding(recipe)),
         warming_up=epoch <= settings.warmup_epochs,
-        steps=schedules.steps_per_epoch(num_samples, settings.batch_size, recipe),
+        steps=schedules.steps_per_epoch(num_samples, batch_size, recipe),
         batch_size=batch_size,
+        own_rows=own_rows,
     )

@@ -112,12 +112,16 @@ class InputSource(Protocol):
     """Where a run's inputs come from; all tensors are on the run's device."""
 
     @property
-    def bad_files(self) -> BadFiles | None:
-        """Which of its files could not be read so far; None where there are no files.
+    def reads_files(self) -> bool:
+        """Whether its inputs are read anew for every batch.
 
-        Where there are, the source also does what `augment` asks for, and batches may hold other samples than the order
-        says.
+        The source then does what `augment` asks for, and batches may hold other samples than the order says.
         """
+        ...
+
+    @property
+    def bad_files(self) -> BadFiles | None:
+        """Which of its files could not be read so far; None where it reads none."""
         ...
 
     def __len__(self) -> int:
@@ -143,6 +147,7 @@ class InputSource(Protocol):
 class ResidentInputs:
     """The `InputSource` in memory: on the run's device, stored as the inputs came (uint8 stays uint8)."""
 
+    reads_files = False
     bad_files: BadFiles | None = None
 
     def __init__(self, inputs: Tensor, scale: float, device: torch.device) -> None:

@@ -15,6 +15,7 @@ from jocor_fast.schedules import LR_PLANS, RECIPES, default_decay_start, trained
 OPTIMIZERS = ("adam", "sgd")
 AUGMENTATIONS = ("none", "crop-flip")
 PRECISIONS = ("float32", "bfloat16", "float16")
+SCOPES = ("process", "global")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +46,9 @@ class TrainSettings:
         precision: "float32", or by autocast "bfloat16" or "float16" (with loss scaling).
         no_graph: bool; True: no CUDA graphs, each step is launched by the host.
         compile: bool; True: the networks are compiled by torch.compile, in their first steps.
+        selection_scope: of several processes, "process": each selects among its own rows of a batch; "global": all
+            select together, as one process does that has the whole batch.
+        batch_scope: whether `batch_size` is that of each process ("process") or of all together ("global").
     """
 
     method: str = "jocor"
@@ -66,6 +70,8 @@ class TrainSettings:
     precision: str = "float32"
     no_graph: bool = False
     compile: bool = False
+    selection_scope: str = "process"
+    batch_scope: str = "process"
 
     def __post_init__(self) -> None:
         self._choice("method", tuple(METHODS))
@@ -74,6 +80,8 @@ class TrainSettings:
         self._choice("optimizer", OPTIMIZERS)
         self._choice("augment", AUGMENTATIONS)
         self._choice("precision", PRECISIONS)
+        self._choice("selection_scope", SCOPES)
+        self._choice("batch_scope", SCOPES)
         self._set("forget_rate", arguments.check_forget_rate(self.forget_rate))
         self._set("co_lambda", arguments.check_co_lambda(self.co_lambda))
         for name in ("lr", "weight_decay"):

@@ -10,13 +10,15 @@ from torch import Tensor, nn
 
 from jocor_fast.engine import augment
 from jocor_fast.engine.loss_scale import LossScale
-from jocor_fast.engine.networks import NetworkGroup, SeparateNetworks
+from jocor_fast.engine.networks import DistributedNetworks, NetworkGroup, SeparateNetworks
 from jocor_fast.engine.optimizer import build_optimizer
 from jocor_fast.engine.paired_mlp import PairedMLP
 from jocor_fast.engine.plan import StepRates
+from jocor_fast.engine.processes import ALONE, Processes
 from jocor_fast.engine.samples import InputSource
+from jocor_fast.engine.selection_scope import loss_over_all
 from jocor_fast.engine.settings import TrainSettings
-from jocor_fast.methods import METHODS, StepLoss
+from jocor_fast.methods import METHODS, Keep, StepLoss
 
 
 class TrainingStep:
@@ -29,18 +31,26 @@ class TrainingStep:
         source: InputSource,
         device: torch.device,
         generator: torch.Generator,
+        processes: Processes = ALONE,
     ) -> None:
         self.settings = settings
         self.device = device
         self.source = source
         self.generator = generator  # of the augmentation
+        self.processes = processes
+        self.selects_over_all = settings.selection_scope == "global" and processes.count > 1
         self.method = METHODS[settings.method](settings)
         paired = settings.precision == "float32" and not settings.compile and PairedMLP.fits(networks, source.first())
-        if paired:
-            self.group: NetworkGroup = PairedMLP(networks)
+        layout = {
+            "channels_last": _gains_by_channels_last(networks, source, device),
+            "compiled": settings.compile,
+        }
+        if processes.count > 1:
+            self.group: NetworkGroup = DistributedNetworks(networks, source.first(), **layout)
+        elif paired:
+            self.group = PairedMLP(networks)
         else:
-            channels_last = _gains_by_channels_last(networks, source, device)
-            self.group = SeparateNetworks(networks, channels_last=channels_last, compiled=settings.compile)
+            self.group = SeparateNetworks(networks, **layout)
         self.optimizer = build_optimizer(settings, self.group.parameters)
         self.loss_scale = LossScale(device) if settings.precision == "float16" else None
 
@@ -55,14 +65,14 @@ class TrainingStep:
         Returns:
             What the method made of the batch; nothing of it keeps more than the logits alive.
         """
-        if self.settings.augment == "crop-flip" and self.source.bad_files is None:
-            stored = augment.crop_flip(stored, self.generator)
+        if self.settings.augment == "crop-flip" and not self.source.reads_files:
+            stored = augment.crop_flip(stored, self.generator, self.processes)
         # Held until the step is over: what runs on a second stream still reads them after autograd has let go of them.
         inputs = self.source.network_input(stored)
         with self.autocast():
             logits = self.group.logits(inputs)
-        outcome = self.method.loss(logits, labels, rates.keep)
-        skip = outcome.skip
+        outcome = self._loss(logits, labels, rates.keep)
+        skip = None if outcome.skip is None else self.processes.least(outcome.skip)
         if self.loss_scale is None:
             self.group.backward(outcome.loss)
         else:
@@ -72,6 +82,11 @@ class TrainingStep:
             skip = overflow if skip is None else torch.maximum(overflow, skip)
         self.optimizer.step(lr=rates.lr, beta1=rates.beta1, skip=skip)
         return outcome._replace(loss=outcome.loss.detach(), logits=tuple(network.detach() for network in logits))
+
+    def _loss(self, logits: tuple[Tensor, ...], labels: Tensor, keep: Keep) -> StepLoss:
+        if self.selects_over_all:
+            return loss_over_all(self.method, logits, labels, keep, self.processes)
+        return self.method.loss(logits, labels, keep)
 
     def autocast(self) -> contextlib.AbstractContextManager[None]:
         """The precision of the run, for what the networks compute."""

@@ -1,0 +1,230 @@
+"""The processes of a run: one alone, or several under torchrun, which train copies of the same networks together.
+
+Each takes every W-th row of a batch, and torch's DistributedDataParallel averages their gradients (`networks`). What
+else has to agree between them goes through `Processes`: numbers of an epoch, when to leave off, and the files, which
+the first process alone reads and writes. Tensors on the device go through the process group that torch has for it
+(NCCL, gloo); what the host alone needs goes through a gloo group of its own, and so waits for no device.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from jocor_fast.engine.environment import resolve_device
+from jocor_fast.engine.errors import RunError
+
+T = TypeVar("T")
+
+LAUNCHED_BY = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # what torchrun sets, and srun scripts by hand
+# What torch's collectives say when a process at the other end is no more (gloo: RuntimeError, NCCL: DistBackendError).
+_LOST = re.compile(r"gloo|NCCL|Connection (closed|reset|refused)|Broken pipe|remote process|timed? ?out", re.IGNORECASE)
+
+
+class FailedElsewhere(RunError):
+    """Another process of the run has failed and says why; this one ends for that reason."""
+
+
+@dataclass(frozen=True, eq=False)
+class Processes:
+    """Who takes part in a run.
+
+    Every method but `lost` must be called by all of them in the same order; alone, each is what it is for one process.
+
+    Attributes:
+        rank: which one this is, from 0.
+        count: W, how many there are.
+        on_machine: how many of them run on this machine.
+        control: the group for what the host alone needs; None if there is one process.
+    """
+
+    rank: int = 0
+    count: int = 1
+    local_rank: int = 0
+    on_machine: int = 1
+    control: dist.ProcessGroup | None = None
+
+    @property
+    def first(self) -> bool:
+        """Whether this is the process that reads and writes files, and speaks."""
+        return self.rank == 0
+
+    def share_of(self, rows: Tensor) -> Tensor:
+        """This process's part of rows [n, ...] that all have: rank, rank + W, …"""
+        return rows if self.count == 1 else rows[self.rank :: self.count]
+
+    def gathered(self, tensor: Tensor) -> Tensor:
+        """[W, ...]: a tensor of the same shape from each process, by rank; on the device, which nothing waits for."""
+        if self.count == 1:
+            return tensor[None]
+        own = tensor.contiguous().flatten().view(torch.uint8)  # as bytes: gloo does not know every dtype
+        everywhere = own.new_empty(self.count, own.numel())
+        dist.all_gather(list(everywhere.unbind()), own)
+        return everywhere.view(tensor.dtype).view(self.count, *tensor.shape)
+
+    def total(self, tensor: Tensor) -> Tensor:
+        """The sum over the processes, in place of the tensor; on the device."""
+        if self.count > 1:
+            dist.all_reduce(tensor)
+        return tensor
+
+    def least(self, tensor: Tensor) -> Tensor:
+        """The least over the processes, in place of the tensor; on the device."""
+        if self.count > 1:
+            dist.all_reduce(tensor, dist.ReduceOp.MIN)
+        return tensor
+
+    def copy_first(self, tensors: Iterator[Tensor]) -> None:
+        """Give all processes the values that the first one's tensors have."""
+        if self.count > 1:
+            for tensor in tensors:
+                dist.broadcast(tensor, 0)
+
+    def any(self, condition: bool) -> bool:
+        """Whether it holds in any of the processes."""
+        return any(self.objects(condition))
+
+    def objects(self, value: T) -> list[T]:
+        """What each process gives, by rank; plain values or tensors on the CPU."""
+        if self.count == 1:
+            return [value]
+        values: list[Any] = [None] * self.count
+        dist.all_gather_object(values, value, group=self.control)
+        return values
+
+    def from_first(self, make: Callable[[], T]) -> T:
+        """What the first process makes, for all of them; what it raises ends the others by FailedElsewhere."""
+        if self.count == 1:
+            return make()
+        outcome: list[Any] = [None, None]
+        error: Exception | None = None
+        if self.first:
+            try:
+                outcome[0] = make()
+            except Exception as caught:  # whatever it is, the others must not wait for ever
+                error, outcome[1] = caught, str(caught) or type(caught).__name__
+        dist.broadcast_object_list(outcome, 0, group=self.control)
+        if error is not None:
+            raise error
+        if outcome[1] is not None:
+            raise FailedElsewhere(outcome[1])
+        made: T = outcome[0]
+        return made
+
+    def one_a_machine_first(self, make: Callable[[], T]) -> T:
+        """`make` in every process, in one on each machine before the others, which find what it left on the disk."""
+        made: T | None = None
+        for turn in (True, False):
+            error: Exception | None = None
+            if turn == (self.local_rank == 0):
+                try:
+                    made = make()
+                except Exception as caught:  # the same
+                    error = caught
+            failures = [
+                text
+                for text in self.objects(None if error is None else str(error) or type(error).__name__)
+                if text is not None
+            ]
+            if error is not None:
+                raise error
+            if failures:
+                raise FailedElsewhere(failures[0])
+        return made  # type: ignore[return-value]
+
+    def lost(self, error: BaseException) -> bool:
+        """Whether it says that another process is gone."""
+        return self.count > 1 and isinstance(error, RuntimeError) and _LOST.search(str(error)) is not None
+
+
+ALONE = Processes()
+
+
+class SharedRequest:
+    """A request that may reach any process at any moment, and that all of them answer at the same step.
+
+    They agree on the CPU while the step runs, so that no step waits for it; an answer is a step late for that.
+    """
+
+    def __init__(self, processes: Processes) -> None:
+        self._processes = processes
+        self._flag = torch.zeros(1, dtype=torch.int32)
+        self._agreement: dist.Work | None = None
+
+    def answered(self, received: bool) -> bool:
+        """Asked by all processes before every step: whether the request had reached any of them one step ago."""
+        if self._processes.count == 1:
+            return received
+        answer = False
+        if self._agreement is not None:
+            self._agreement.wait()
+            answer = bool(self._flag.item())
+        self._flag.fill_(received)
+        self._agreement = dist.all_reduce(self._flag, dist.ReduceOp.MAX, group=self._processes.control, async_op=True)
+        return answer
+
+
+def launched_together() -> int:
+    """How many processes torchrun has started with this one, by its environment; 1 where it has not."""
+    if not all(os.environ.get(name) for name in LAUNCHED_BY):
+        return 1
+    return int(os.environ["WORLD_SIZE"])
+
+
+def speaks() -> bool:
+    """Whether this process is to write on the screen: the first of those that were launched together."""
+    return launched_together() == 1 or os.environ["RANK"] == "0"
+
+
+@contextlib.contextmanager
+def joined_processes(device: str) -> Iterator[Processes]:
+    """The processes of this run, which have met; each has its GPU as torch's current device.
+
+    A process group that the caller has made is used and left as it is.
+
+    Args:
+        device: of the run, as the settings have it.
+
+    Raises:
+        ValueError: the machine has fewer GPUs than processes, or `device` names one of them.
+    """
+    made_here = not dist.is_initialized()
+    if made_here and launched_together() == 1:
+        yield ALONE
+        return
+    on_machine = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    local_rank = int(os.environ.get("LOCAL_RANK", 0))
+    on_gpu = resolve_device(device).type == "cuda"
+    if on_gpu:
+        _take_gpu(device, local_rank, on_machine)
+    if made_here:
+        dist.init_process_group("cpu:gloo,cuda:nccl" if on_gpu else "gloo")
+    try:
+        if dist.get_world_size() == 1:
+            yield ALONE
+        else:
+            control = dist.new_group(backend="gloo")
+            assert isinstance(control, dist.ProcessGroup)  # which only an outsider of the group does not get
+            yield Processes(dist.get_rank(), dist.get_world_size(), local_rank, on_machine, control)
+    finally:
+        if made_here:
+            dist.destroy_process_group()
+
+
+def _take_gpu(device: str, local_rank: int, on_machine: int) -> None:
+    if on_machine > 1 and ":" in device:
+        raise ValueError(f"device must be cuda where {on_machine} processes need a GPU each, got {device!r}")
+    if on_machine > torch.cuda.device_count():
+        raise ValueError(
+            f"device: {on_machine} processes need a GPU each, and torch sees {torch.cuda.device_count()} of them"
+        )
+    if ":" not in device:
+        torch.cuda.set_device(local_rank)

@@ -1,0 +1,252 @@
+"""What test_processes.py has two processes do together, in each of them.
+
+    python two_processes.py FOLDER                    all scenarios, into FOLDER/RANK.pt
+    python two_processes.py FOLDER run [resume]       a run that takes some seconds, in FOLDER
+
+Every function in `SCENARIOS` takes the processes and returns what the tests look at. The same functions, called with
+`ALONE`, are what one process does.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from engine_cases import CLASSES, blobs, held_out, pair_of, parameters, settings, small_cnn, small_mlp, small_tanh
+from image_cases import encoded, picture
+from jocor_fast.data.bad_files import BadFiles
+from jocor_fast.data.image_set import ImageList
+from jocor_fast.data.image_source import ImageInputs
+from jocor_fast.data.preprocessing import Preprocessing
+from jocor_fast.engine.plan import plan_epoch
+from jocor_fast.engine.processes import FailedElsewhere, Processes, SharedRequest, joined_processes
+from jocor_fast.engine.run import fit
+from jocor_fast.engine.samples import EvalData, TrainData
+from jocor_fast.engine.trainer import Trainer
+from jocor_fast.methods import METHODS, FCorrection
+
+SAMPLES, BATCH = 150, 64  # two steps an epoch, and some left over
+CPU = torch.device("cpu")
+
+
+def two_convolutions() -> nn.Module:
+    """On 8×8 colour images, without BatchNorm."""
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.Tanh(), nn.Flatten(), nn.Linear(144, CLASSES))
+
+
+class Unused(nn.Module):
+    """A network with a layer that it does not use."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.used, self.unused = small_tanh(), nn.Linear(3, 3)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.used(inputs)
+        return logits
+
+
+def epochs(
+    processes: Processes,
+    network: Callable[[], nn.Module] = small_tanh,
+    *,
+    data: TrainData | None = None,
+    val: EvalData | None = None,
+    count: int = 1,
+    **changes: Any,
+) -> dict[str, Any]:
+    """A few epochs in which the processes share batches of `BATCH`."""
+    data = data or blobs(SAMPLES)
+    assert isinstance(data.inputs, torch.Tensor)
+    asked = settings(
+        **{"batch_size": BATCH, "batch_scope": "global", "selection_scope": "global", "lr": 0.05, **changes}
+    )
+    networks = pair_of(network)[: METHODS[asked.method].num_networks]
+    test = held_out(45, tuple(data.inputs.shape[1:]))
+    trainer = Trainer(asked, networks, data, test, val, CPU, processes)
+    if isinstance(trainer.step.method, FCorrection):
+        trainer.step.method.set_transition(torch.full((CLASSES, CLASSES), 0.1) + 0.6 * torch.eye(CLASSES))
+    lines, selected = [], []
+    for epoch in range(1, count + 1):
+        plan = plan_epoch(asked, epoch, len(data.labels), processes)
+        trainer.train_epoch(plan, stop=lambda: False)
+        assert trainer.log is not None
+        selected.append((trainer.log.order.clone(), trainer.log.selected.clone()))
+        lines.append(trainer.finish_epoch(plan)[0])
+    statistics = trainer.history.statistics()
+    return {
+        "parameters": parameters(networks),
+        "ids": [ids for ids, _ in selected],
+        "selected": [mask for _, mask in selected],
+        "lines": lines,
+        "seen": torch.from_numpy(statistics.seen),
+        "loss": torch.from_numpy(statistics.loss),
+    }
+
+
+def images(processes: Processes, loader: str) -> dict[str, Any]:
+    """The same on image files, of which one cannot be read."""
+    with tempfile.TemporaryDirectory() as folder:
+        generator = np.random.default_rng(0)
+        labels = torch.arange(48) % CLASSES
+        for number, label in enumerate(labels.tolist()):
+            (Path(folder) / f"{number}.jpg").write_bytes(encoded(picture(label, (40, 44), generator), quality=90))
+        (Path(folder) / "13.jpg").write_bytes(b"no image")
+        files = ImageList(Path(folder), [f"{number}.jpg" for number in range(48)], labels.numpy())
+        bad_files = BadFiles()
+        inputs = ImageInputs(files, Preprocessing((12, 12), crop=8, augment=True), loader, bad_files)
+        networks = pair_of(two_convolutions)
+        asked = settings(batch_size=16, batch_scope="global", selection_scope="global")
+        data = TrainData(inputs, labels)
+        trainer = Trainer(asked, networks, data, EvalData(inputs, labels), None, CPU, processes)
+        ids, lines = [], []
+        for epoch in (1, 2):
+            plan = plan_epoch(asked, epoch, len(labels), processes)
+            trainer.train_epoch(plan, stop=lambda: False)
+            assert trainer.log is not None
+            ids.append(trainer.log.order.clone())
+            lines.append(trainer.finish_epoch(plan)[0])
+        return {"ids": ids, "lines": lines, "parameters": parameters(networks), "bad": dict(bad_files.reasons)}
+
+
+def own_selection(processes: Processes) -> dict[str, Any]:
+    """A step of plain gradient descent in which each process selects among its own rows."""
+    return epochs(processes, optimizer="sgd", selection_scope="process", ramp_epochs=0, data=blobs(BATCH))
+
+
+def disagreement(processes: Processes, rows: tuple[int, ...]) -> dict[str, Any]:
+    """A step of Decoupling in which the predictions differ only in these rows of the batch."""
+    networks = nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False)
+    for network, sign in zip(networks, (1.0, -1.0), strict=True):
+        network.weight.data = torch.tensor([[1.0, sign], [0.0, 0.0]])  # the second input decides whether they differ
+    inputs = torch.tensor([[1.0, 0.0]]).repeat(4, 1)
+    inputs[list(rows), 1] = 3.0
+    asked = settings(method="decoupling", batch_size=4, batch_scope="global", optimizer="sgd", lr=0.5)
+    trainer = Trainer(asked, networks, TrainData(inputs, torch.zeros(4, dtype=torch.int64)), None, None, CPU, processes)
+    trainer._start_log = lambda plan: _log_in_order(trainer, plan)  # type: ignore[method-assign]
+    plan = plan_epoch(asked, 1, 4, processes)
+    trainer.train_epoch(plan, stop=lambda: False)
+    trainer.finish_epoch(plan)
+    return {"parameters": parameters(networks)}
+
+
+def _log_in_order(trainer: Trainer, plan: Any) -> Any:
+    from jocor_fast.engine.epoch_log import EpochLog
+
+    return EpochLog(trainer.processes.share_of(torch.arange(plan.batch_size)), 1, 1)
+
+
+def request(processes: Processes) -> dict[str, Any]:
+    """A request that reaches the last process alone, before its fourth step."""
+    asked = SharedRequest(processes)
+    answers = [asked.answered(processes.rank == processes.count - 1 and step == 3) for step in range(6)]
+    return {"answers": answers}
+
+
+def failure(processes: Processes) -> dict[str, Any]:
+    """What the first process raises, and what that means for the others."""
+
+    def fail() -> None:
+        raise OSError("no space left")
+
+    raised = []
+    for attempt in (lambda: processes.from_first(fail), lambda: processes.one_a_machine_first(fail)):
+        try:
+            attempt()
+        except (OSError, FailedElsewhere) as error:  # noqa: PERF203
+            raised.append((type(error).__name__, str(error)))
+    return {"raised": raised, "after": processes.objects(processes.rank)}
+
+
+def different_data(processes: Processes) -> dict[str, Any]:
+    """A run whose processes are given different labels."""
+    try:
+        fit(settings(), small_mlp, blobs(70, seed=processes.rank), processes=processes)
+    except ValueError as error:
+        return {"raised": str(error)}
+    return {"raised": ""}
+
+
+def whole_run(
+    processes: Processes, output: Path | None = None, *, resume: bool = False, slow: bool = False
+) -> dict[str, Any]:
+    """A run with dropout and BatchNorm, of some seconds where `slow`."""
+    run = fit(
+        settings(epochs=20, batch_size=8),
+        small_cnn,
+        blobs(70, (3, 8, 8)),
+        test=held_out(31, (3, 8, 8)),
+        output=output,
+        resume=resume,
+        checkpoint_every=3,
+        processes=processes,
+        on_step=lambda epoch, step, steps: time.sleep(0.03 * slow),
+        on_epoch=lambda event: print("epoch", event.epoch, flush=True) if slow and processes.first else None,
+    )
+    return {"parameters": parameters(run.networks), "lines": run.metrics}
+
+
+def drawn(processes: Processes) -> dict[str, Any]:
+    """A number that dropout could have drawn."""
+    numbers: list[float] = []
+    fit(
+        settings(epochs=1),
+        small_mlp,
+        blobs(70),
+        processes=processes,
+        on_epoch=lambda event: numbers.append(torch.rand(1).item()),
+    )
+    return {"drawn": numbers}
+
+
+SCENARIOS: dict[str, Callable[[Processes], dict[str, Any]]] = {
+    **{f"method {name}": lambda processes, name=name: epochs(processes, method=name, count=2) for name in METHODS},
+    "network paired": lambda processes: epochs(processes, small_mlp, count=2),
+    "network convolutions": lambda processes: epochs(
+        processes, two_convolutions, data=blobs(SAMPLES, (3, 8, 8)), augment="crop-flip"
+    ),
+    "network unused": lambda processes: epochs(processes, Unused, count=2),
+    "small-loss validation": lambda processes: epochs(
+        processes, val=EvalData(blobs(61, seed=2).inputs, blobs(61, seed=2).labels, keep_rate=0.7)
+    ),
+    "own selection": own_selection,
+    "both differ": lambda processes: disagreement(processes, (0, 1)),
+    "one differs": lambda processes: disagreement(processes, (1,)),
+    "none differ": lambda processes: disagreement(processes, ()),
+    "request": request,
+    "failure": failure,
+    "different data": different_data,
+    "whole run": whole_run,
+    "drawn": drawn,
+    "images torchvision": lambda processes: images(processes, "torchvision"),
+    "images dali": lambda processes: images(processes, "dali"),
+}
+
+
+def run_all(processes: Processes) -> dict[str, Any]:
+    """What each scenario gives; of one that fails, why."""
+    results: dict[str, Any] = {}
+    for name, scenario in SCENARIOS.items():
+        try:
+            results[name] = scenario(processes)
+        except Exception as error:  # noqa: PERF203
+            results[name] = {"failed": f"{type(error).__name__}: {error}"}
+    return results
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    folder, *words = sys.argv[1:]
+    with joined_processes("cpu") as together:
+        if words:
+            whole_run(together, Path(folder), resume="resume" in words, slow=True)
+        else:
+            torch.save(run_all(together), Path(folder) / f"{together.rank}.pt")
