@@ -34,6 +34,7 @@ from jocor_fast.report import curves
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
+OF_FIT = ("extra_config", "checkpoint_every")
 CHECKPOINTS = ("checkpoint.pt", "checkpoint-previous.pt")
 
 
@@ -57,7 +58,7 @@ def curves_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def train(kind: str, output: Path | None, *, resume: bool = False, **rest: Any) -> Run:
     network, shape, changes = KINDS[kind]
-    own = {name: rest.pop(name) for name in list(rest) if not name.startswith("on_") and name != "extra_config"}
+    own = {name: rest.pop(name) for name in list(rest) if not name.startswith("on_") and name not in OF_FIT}
     sets = {"test": held_out(21, shape), "val": held_out(15, shape, seed=3)}
     return fit(settings(**changes, **own), network, blobs(70, shape), **sets, output=output, resume=resume, **rest)
 
@@ -449,3 +450,41 @@ def test_a_full_disk_ends_in_a_sentence_and_keeps_the_last_good_checkpoint(tmp_p
     whole = fit(settings(), small_mlp, blobs(70), test=held_out(21))
     resumed = fit(settings(), small_mlp, blobs(70), test=held_out(21), output=tmp_path, resume=True)
     assert_same(resumed, whole, tmp_path)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_run_killed_within_an_epoch_goes_on_from_the_last_checkpoint_of_so_many_steps(
+    kind: str, tmp_path: Path
+) -> None:
+    whole = train(kind, None, epochs=3, batch_size=8)
+    with pytest.raises(Killed):
+        train(kind, tmp_path, epochs=3, batch_size=8, checkpoint_every=3, on_step=killed_at(2, 8))
+    stored = torch.load(tmp_path / "checkpoint.pt", weights_only=True)["training"]["log"]
+    assert stored["step"] == 6
+    resumed = train(kind, tmp_path, epochs=3, batch_size=8, checkpoint_every=2, resume=True)
+    assert_same(resumed, whole, tmp_path)
+
+
+def test_a_checkpoint_is_not_replaced_by_one_of_broken_networks(tmp_path: Path) -> None:
+    networks = small_tanh(), small_tanh()
+
+    def on_step(epoch: int, step: int, steps: int) -> None:
+        if (epoch, step) == (2, 4):
+            with torch.no_grad():
+                next(networks[1].parameters()).fill_(float("nan"))
+
+    run = fit(
+        settings(epochs=3, batch_size=8), networks, blobs(70), output=tmp_path, checkpoint_every=3, on_step=on_step
+    )
+    assert run.summary["status"] == "diverged"
+    assert run.summary["diverged"]["epoch"] == 2
+    assert run.summary["diverged"]["batch"] == 5
+    training = torch.load(tmp_path / "checkpoint.pt", weights_only=True)["training"]
+    assert training["log"]["step"] == 3
+    assert all(value.isfinite().all() for network in training["networks"] for value in network.values())
+
+
+@pytest.mark.parametrize("steps", [0, -1])
+def test_checkpoints_every_so_many_steps_need_a_step(steps: int) -> None:
+    with pytest.raises(ValueError, match=f"checkpoint_every must be at least 1, got {steps}"):
+        fit(settings(), small_mlp, blobs(70), checkpoint_every=steps)
