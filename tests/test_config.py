@@ -47,9 +47,12 @@ FLAGS = [
     ("precision", "float16", "float16", {}),
     ("no_graph", True, True, {}),
     ("compile", True, True, {}),
+    ("selection_scope", "global", "global", {}),
+    ("batch_scope", "global", "global", {}),
     ("output", "somewhere", "somewhere", {}),
     ("resume", True, True, {}),
     ("stop_after", "3", 3, {}),
+    ("checkpoint_every", "100", 100, {}),
     ("tensorboard", True, True, {}),
 ]
 

@@ -88,11 +88,12 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     config = resolve(flags, arguments.config)
     if int(os.environ.get("TORCHELASTIC_RESTART_COUNT") or 0) > 0:  # torchrun starts again what it started itself
         config.decide("resume", True, "flag")
-    try:
-        with joined_processes(config["device"]) as processes:
-            return _run(config, processes, console)
-    except ValueError as error:
-        raise ConfigError(config.relabelled(str(error))) from error
+    with contextlib.ExitStack() as stack:
+        try:
+            processes = stack.enter_context(joined_processes(config["device"]))
+        except ValueError as error:
+            raise ConfigError(config.relabelled(str(error))) from error
+        return _run(config, processes, console)
 
 
 def _run(config: Config, processes: Processes, console: Console) -> int:
@@ -104,7 +105,7 @@ def _run(config: Config, processes: Processes, console: Console) -> int:
     )
     estimate = _estimated_forget_rate(config, task, processes, console)
     settings = config.train_settings()
-    batch = whole_batch(settings, len(task.train.labels), processes)
+    batch = _whole_batch(config, settings, task, processes)
     _print_header(config, task, _device(config), processes, batch, console)
     for warning in (forget_rate_warning(config, task), _ramp_warning(config, task, batch), _idle_warning(config)):
         if warning and processes.first:
@@ -119,12 +120,19 @@ def _run(config: Config, processes: Processes, console: Console) -> int:
     if result.metrics:
         _print_result(result, Path(config["output"]), console)
     fault = result.summary.get("diverged")
-    if fault is not None and not processes.first:
-        return 1
     if fault is not None:
         place = f"epoch {fault['epoch']}" + (f", batch {fault['batch']}" if fault["batch"] is not None else "")
-        raise RunError(f"the run diverged in {place}: {fault['reason']}; its files are kept in {config['output']}")
+        sentence = f"the run diverged in {place}: {fault['reason']}; its files are kept in {config['output']}"
+        raise RunError(sentence) if processes.first else FailedElsewhere(sentence)
     return 0
+
+
+def _whole_batch(config: Config, settings: TrainSettings, task: Task, processes: Processes) -> int:
+    """Rows of a batch in all processes; a ConfigError where they cannot share it."""
+    try:
+        return whole_batch(settings, len(task.train.labels), processes)
+    except ValueError as error:
+        raise ConfigError(config.relabelled(str(error))) from error
 
 
 def _device(config: Config) -> torch.device:
