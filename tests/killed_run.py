@@ -41,6 +41,7 @@ class Variant:
 ARRAYS = "--dataset npz:DATA/arrays.npz --noise-rate 0.3 --batch-size 32 --val-fraction 0.1"
 VARIANTS = {
     "JoCoR, arrays": Variant(f"{ARRAYS} --epochs 4 --augment crop-flip"),
+    "JoCoR, arrays, checkpoints amid epochs": Variant(f"{ARRAYS} --epochs 4 --checkpoint-every 5"),
     "JoCoR, image files": Variant(
         "--dataset clothing1m --data-root DATA --loader torchvision --model shufflenet_v2_x0_5 --forget-rate 0.2 "
         "--epochs 3 --batch-size 8 --augment crop-flip",
@@ -52,7 +53,7 @@ VARIANTS = {
 }
 # What a moment of a phase waits for (a counter of the process), and at most how many seconds after it.
 MOMENTS = {
-    "start-up": ("", 6.0),
+    "start-up": ("pid", 5.0),
     "training": ("steps", 0.003),
     "evaluation": ("evaluations", 0.01),
     "checkpoint": ("checkpoints", 0.01),
@@ -71,16 +72,15 @@ class Moment:
     seconds: float
 
     @staticmethod
-    def drawn(phase: str, variant: Variant, generator: np.random.Generator) -> Moment:
+    def drawn(phase: str, variant: Variant, generator: np.random.Generator, processes: int = 1) -> Moment:
         """One before the last epoch; a run that is resumed may be over before it comes."""
         counter, seconds = MOMENTS[phase]
-        most = (variant.epochs - 1) * (variant.steps if counter == "steps" else 1)
-        count = int(generator.integers(1, most + 1)) if counter else 0
-        return Moment(counter, count, float(generator.uniform(0, seconds)))
+        most = {"pid": 1, "steps": (variant.epochs - 1) * (variant.steps // processes)}.get(counter, variant.epochs - 1)
+        return Moment(counter, int(generator.integers(1, most + 1)), float(generator.uniform(0, seconds)))
 
     def wait(self, process: subprocess.Popen[bytes], record: Record) -> bool:
         """Wait for it; False where the process ends first."""
-        due = time.monotonic() + self.seconds if not self.counter else None
+        due = None
         while process.poll() is None:
             if due is None and getattr(record, self.counter) >= self.count:
                 due = time.monotonic() + self.seconds
@@ -98,10 +98,14 @@ class Kill:
     at: Place
     code: int
     left: Place
+    rank: int | None = None  # of several processes
+    seconds: float | None = None  # until all of them were gone
     went_on: Place | None = None
 
     def __str__(self) -> str:
         hit = PHASES[self.phase] if self.phase == START else f"{PHASES[self.phase]} at {_text(self.at)}"
+        if self.rank is not None:
+            hit = f"process {self.rank}, {hit}, all gone after {self.seconds:.1f} s"
         return hit if self.went_on is None else f"{hit}, went on at {_text(self.went_on)}"
 
 
@@ -114,6 +118,7 @@ class KilledRun:
     signal: signal.Signals
     kills: list[Kill] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
+    said: list[str] = field(default_factory=list)  # by the processes that were left
 
     def row(self) -> str:
         hit = "; ".join(map(str, self.kills))
@@ -135,7 +140,7 @@ def kill_and_resume(
     with Process(run.variant, data, output) as process:
         if process.wait() != 0:
             run.faults.append(f"the last process ended with {process.wait()}: {process.errors()}")
-        _went_on(run, process.record)
+        note_resumption(run, process.record)
     if not run.kills:
         run.faults.append("it was over before it was killed")
     run.faults += differences(output, whole)
@@ -145,7 +150,7 @@ def kill_and_resume(
 
 def phases_in_turn(number: int, kills: int) -> list[str]:
     """The phases to kill run `number` in: the next begins with another, and so does its variant's next."""
-    first = (number + number // len(VARIANTS)) % len(MOMENTS)
+    first = number // len(VARIANTS) + number % len(VARIANTS)
     return list(itertools.islice(itertools.cycle(MOMENTS), first, first + kills))
 
 
@@ -155,7 +160,7 @@ def _kill(run: KilledRun, moment: Moment, data: Path, output: Path) -> bool:
         if not moment.wait(process.popen, process.record):
             if process.wait() != 0:
                 run.faults.append(f"a process ended by itself with {process.wait()}: {process.errors()}")
-            _went_on(run, process.record)
+            note_resumption(run, process.record)
             return False
         record = process.record
         hit = record.phase, record.at()
@@ -163,7 +168,7 @@ def _kill(run: KilledRun, moment: Moment, data: Path, output: Path) -> bool:
         code, left = process.wait(), place_on_disk(output, run.variant)
         if run.signal == signal.SIGKILL:
             hit = record.phase, record.at()  # what stands there now is what was hit, to the step
-        _went_on(run, record)
+        note_resumption(run, record)
         run.kills.append(Kill(*hit, code, left))
         if left < record.at("saved_"):
             run.faults.append(f"what was saved at {_text(record.at('saved_'))} is lost, there is {_text(left)}")
@@ -176,7 +181,7 @@ def _kill(run: KilledRun, moment: Moment, data: Path, output: Path) -> bool:
 
 def _term_faults(record: Record, code: int, left: Place, errors: str) -> list[str]:
     """SIGTERM: 143 with a checkpoint of the very step; before there is anything to save, the signal's own end."""
-    if not record.asked_at:
+    if not record.asked:
         not_training = code in (-signal.SIGTERM, 0) and not record.answers
         return [] if not_training else [f"it did not answer SIGTERM but ended with {code}: {errors}"]
     faults = [] if code == 143 else [f"it answered SIGTERM with the exit code {code}: {errors}"]
@@ -188,7 +193,7 @@ def _term_faults(record: Record, code: int, left: Place, errors: str) -> list[st
     return faults
 
 
-def _went_on(run: KilledRun, record: Record) -> None:
+def note_resumption(run: KilledRun, record: Record) -> None:
     """Note where the process began, after a kill, and whether that is where the files of the killed one end."""
     began = record.at("began_")
     if not run.kills or run.kills[-1].went_on is not None or not began[1]:
@@ -200,44 +205,63 @@ def _went_on(run: KilledRun, record: Record) -> None:
 
 
 class Process:
-    """`jocor-fast train … --resume` of a variant, observed; killed at the end of the block if it still goes on."""
+    """`jocor-fast train … --resume` of a variant, observed; killed at the end of the block if it still goes on.
 
-    def __init__(self, variant: str, data: Path, output: Path) -> None:
+    Where `processes` are several, it is torchrun with so many of them.
+    """
+
+    def __init__(self, variant: str, data: Path, output: Path, processes: int = 1) -> None:
         output.parent.mkdir(parents=True, exist_ok=True)
-        number = sum(1 for _ in output.parent.glob(f"{output.name}.record*"))
-        path = output.with_name(f"{output.name}.record{number}")
-        self.record = Record(path)
-        self._log = path.with_suffix(".log")
-        command = [sys.executable, Path(__file__).with_name("observed_training.py"), path, "train"]
+        number = sum(1 for _ in output.parent.glob(f"{output.name}-*.log"))
+        path = output.with_name(f"{output.name}-{number}")
+        ranks = [f".{rank}" for rank in range(processes)] if processes > 1 else [""]
+        self.records = [Record(path.with_name(path.name + rank)) for rank in ranks]
+        self._log = path.with_name(f"{path.name}.log")
+        launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
+        script = Path(__file__).with_name("observed_training.py")
         options = VARIANTS[variant].options.replace("DATA", str(data)).split()
+        command = [sys.executable, *(launcher if processes > 1 else ()), script, path, "train", *options]
         with self._log.open("wb") as log:
             self.popen = subprocess.Popen(
-                [*command, *options, "--device", "cpu", "--resume", "--output", output],
+                [*command, "--device", "cpu", "--resume", "--output", output],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
             )
 
+    @property
+    def record(self) -> Record:
+        """Of the process that writes the files."""
+        return self.records[0]
+
     def wait(self) -> int:
         return self.popen.wait(PATIENCE_SECONDS)
 
+    def lines(self) -> list[str]:
+        """What it has printed."""
+        return self._log.read_text(errors="replace").splitlines()
+
     def errors(self) -> str:
-        lines = self._log.read_text(errors="replace").splitlines()
-        return lines[-1] if lines else "it printed nothing"
+        """What it has printed last."""
+        return next(reversed(self.lines()), "it printed nothing")
 
     def __enter__(self) -> Process:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.popen.kill()
-        self.popen.wait()
+        self.popen.terminate()  # torchrun ends its processes then
+        try:
+            self.popen.wait(10)
+        except subprocess.TimeoutExpired:
+            self.popen.kill()
+            self.popen.wait()
 
 
-def trained(variant: str, data: Path, runs: Path) -> Path:
+def trained(variant: str, data: Path, runs: Path, processes: int = 1) -> Path:
     """The folder of a run that nobody touched."""
     output = runs / f"whole-{list(VARIANTS).index(variant)}"
-    with Process(variant, data, output) as process:
+    with Process(variant, data, output, processes) as process:
         if process.wait() != 0:
             raise SystemExit(f"{variant}: {process.errors()}")
     return output

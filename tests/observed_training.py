@@ -3,12 +3,14 @@
     python tests/observed_training.py RECORD train …
 
 is `jocor-fast train …` with a few counters around the trainer's own functions. The file is mapped into memory: whoever
-wants to kill the process at a certain moment watches it, and afterwards sees what was hit.
+wants to kill the process at a certain moment watches it, and afterwards sees what was hit. Under torchrun each process
+has a file of its own, RECORD.RANK.
 """
 
 from __future__ import annotations
 
 import functools
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -23,7 +25,7 @@ FIELDS = (
     "began_stage", "began_epoch", "began_step",  # where the process took the run up, before its first step
     "steps", "evaluations", "checkpoints",  # how many it has begun
     "saved_stage", "saved_epoch", "saved_step",  # what the last whole checkpoint of this process holds
-    "answers", "asked_at",  # whether SIGTERM is answered now; at which of the steps it came
+    "pid", "answers", "asked", "asked_at",  # whether SIGTERM is answered now; whether it came, and at which step
 )  # fmt: skip
 
 
@@ -99,13 +101,13 @@ def observe(record: Record) -> None:
         record.phase = FILES if log is None else TRAINING  # in the middle of an epoch it goes on
 
     def answering(*_: Any) -> None:
-        record.answers = 1
+        record.answers += 1  # the first stage does within the run that does
 
     def not_answering(*_: Any) -> None:
-        record.answers = 0
+        record.answers -= 1
 
     def note_request(*_: Any) -> None:
-        record.asked_at = record.steps
+        record.asked, record.asked_at = 1, record.steps
 
     def nothing(*_: Any) -> None:
         pass
@@ -120,7 +122,8 @@ def observe(record: Record) -> None:
 
 
 if __name__ == "__main__":
-    own = Record(Path(sys.argv[1]))
+    own = Record(Path(".".join((sys.argv[1], *os.environ.get("RANK", ())))))
+    own.pid = os.getpid()
     from jocor_fast.cli import main
 
     observe(own)

@@ -22,6 +22,8 @@ def differences(output: Path, whole: Path) -> list[str]:
     for name in names[0]:
         if Path(name).suffix in READERS:
             mine, other = (READERS[Path(name).suffix](folder / name) for folder in (output, whole))
+            if Path(name).name == "checkpoint-previous.pt":  # of another step, where one was written amid an epoch
+                continue
             found += [f"{name} differs at {place}" for place in itertools.islice(_unlike(mine, other), 3)]
     return found
 
