@@ -85,8 +85,9 @@ def test_both_report_the_numbers_of_all_samples(name: str, together: list[Result
         assert line == expected
 
 
-def test_a_process_that_selects_alone_adds_the_mean_over_its_own_rows(together: list[Results]) -> None:
-    both = of_both(together, "own selection")
+@pytest.mark.parametrize("name", ["own selection", "own loop"])
+def test_a_process_that_selects_alone_adds_the_mean_over_its_own_rows(name: str, together: list[Results]) -> None:
+    both = of_both(together, name)
     data, networks = blobs(two_processes.BATCH), pair_of(small_tanh)
     for one in both:
         (ids,) = one["ids"]
@@ -202,23 +203,28 @@ def test_a_run_goes_on_bitwise_after_a_process_was_killed_and_after_sigterm(
 
 
 @pytest.mark.parametrize("loader", ["torchvision", "dali"])
-def test_image_files_are_shared_like_arrays(loader: str, together: list[Results]) -> None:
+def test_two_processes_on_image_files_train_as_one_does(loader: str, together: list[Results]) -> None:
     if loader == "dali":
         pytest.importorskip("nvidia.dali")
     alone = two_processes.images(ALONE, loader)
     both = of_both(together, f"images {loader}")
-    for one in both:
-        assert list(one["bad"]) == list(alone["bad"]) == ["13.jpg"]
-        assert [line["bad_files"] for line in one["lines"]] == [1, 1]
-        assert [line["test_accuracy"] for line in one["lines"]] == [line["test_accuracy"] for line in alone["lines"]]
-    replaced = 0
     for epoch, ids in enumerate(alone["ids"]):
-        mine = interleaved([one["ids"][epoch] for one in both])
-        replaced += int((mine != ids).sum())
-    assert replaced <= 2  # a bad file's place goes to another row of the same process's
-    if replaced == 0:
-        for mine, expected in zip(both[0]["parameters"], alone["parameters"], strict=True):
-            torch.testing.assert_close(mine, expected, rtol=0, atol=1e-5)
+        assert torch.equal(interleaved([one["ids"][epoch] for one in both]), ids)
+    for one in both:
+        for mine, expected in zip(one["parameters"], alone["parameters"], strict=True):
+            torch.testing.assert_close(mine, expected, rtol=0, atol=1e-6)
+        assert [line["test_accuracy"] for line in one["lines"]] == [line["test_accuracy"] for line in alone["lines"]]
+        assert [line["bad_files"] for line in one["lines"]] == [0, 0]
+
+
+@pytest.mark.parametrize("loader", ["torchvision", "dali"])
+def test_bad_files_are_counted_once_by_all_processes(loader: str, together: list[Results]) -> None:
+    if loader == "dali":
+        pytest.importorskip("nvidia.dali")
+    alone = two_processes.images(ALONE, loader, spoilt=True)
+    for one in of_both(together, f"spoilt images {loader}"):
+        assert one["bad"] == alone["bad"]
+        assert len(one["bad"]) == one["lines"][-1]["bad_files"] == 4
 
 
 @pytest.mark.parametrize(

@@ -16,14 +16,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
+import jocor_fast as jf
 from engine_cases import CLASSES, blobs, held_out, pair_of, parameters, settings, small_cnn, small_mlp, small_tanh
-from image_cases import encoded, picture
+from image_cases import damage, write_clothing1m
+from jocor_fast.data import ImageDataset, load_dataset
 from jocor_fast.data.bad_files import BadFiles
-from jocor_fast.data.image_set import ImageList
 from jocor_fast.data.image_source import ImageInputs
 from jocor_fast.data.preprocessing import Preprocessing
 from jocor_fast.engine.plan import plan_epoch
@@ -92,34 +93,49 @@ def epochs(
     }
 
 
-def images(processes: Processes, loader: str) -> dict[str, Any]:
-    """The same on image files, of which one cannot be read."""
-    with tempfile.TemporaryDirectory() as folder:
-        generator = np.random.default_rng(0)
-        labels = torch.arange(48) % CLASSES
-        for number, label in enumerate(labels.tolist()):
-            (Path(folder) / f"{number}.jpg").write_bytes(encoded(picture(label, (40, 44), generator), quality=90))
-        (Path(folder) / "13.jpg").write_bytes(b"no image")
-        files = ImageList(Path(folder), [f"{number}.jpg" for number in range(48)], labels.numpy())
-        bad_files = BadFiles()
-        inputs = ImageInputs(files, Preprocessing((12, 12), crop=8, augment=True), loader, bad_files)
+def images(processes: Processes, loader: str, *, spoilt: bool = False) -> dict[str, Any]:
+    """The same on Clothing1M in small, of which four files cannot be read where it is `spoilt`."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name) / "clothing1m"
+        keys = write_clothing1m(folder)
+        if spoilt:
+            damage(folder, keys)
+        dataset = load_dataset("clothing1m", Path(name))
+        assert isinstance(dataset, ImageDataset)
+        assert dataset.test is not None
+        bad_files, preprocessing = BadFiles(), Preprocessing((12, 12), crop=8, augment=True)
+        train, test = (ImageInputs(part, preprocessing, loader, bad_files) for part in (dataset.train, dataset.test))
         networks = pair_of(two_convolutions)
         asked = settings(batch_size=16, batch_scope="global", selection_scope="global")
-        data = TrainData(inputs, labels)
-        trainer = Trainer(asked, networks, data, EvalData(inputs, labels), None, CPU, processes)
+        data = TrainData(train, torch.from_numpy(dataset.train_labels))
+        held_out_part = EvalData(test, torch.from_numpy(dataset.test.labels))
+        trainer = Trainer(asked, networks, data, held_out_part, None, CPU, processes)
         ids, lines = [], []
         for epoch in (1, 2):
-            plan = plan_epoch(asked, epoch, len(labels), processes)
+            plan = plan_epoch(asked, epoch, len(data.labels), processes)
             trainer.train_epoch(plan, stop=lambda: False)
             assert trainer.log is not None
             ids.append(trainer.log.order.clone())
             lines.append(trainer.finish_epoch(plan)[0])
-        return {"ids": ids, "lines": lines, "parameters": parameters(networks), "bad": dict(bad_files.reasons)}
+        return {"ids": ids, "lines": lines, "parameters": parameters(networks), "bad": sorted(bad_files.reasons)}
 
 
 def own_selection(processes: Processes) -> dict[str, Any]:
     """A step of plain gradient descent in which each process selects among its own rows."""
     return epochs(processes, optimizer="sgd", selection_scope="process", ramp_epochs=0, data=blobs(BATCH))
+
+
+def own_loop(processes: Processes) -> dict[str, Any]:
+    """The same step in a loop of one's own: the loss on the outputs of a DistributedDataParallel module."""
+    data, networks = blobs(BATCH), nn.ModuleList(pair_of(small_tanh))
+    assert isinstance(data.inputs, torch.Tensor)
+    networks.forward = lambda inputs: [network(inputs) for network in networks]  # type: ignore[method-assign]
+    together = DistributedDataParallel(networks)
+    ids = processes.share_of(torch.arange(BATCH))
+    out = jf.jocor_loss(*together(data.inputs[ids].float() / 255), data.labels[ids], forget_rate=0.4)
+    out.loss.backward()
+    torch.optim.SGD(networks.parameters(), lr=0.05).step()
+    return {"ids": [ids], "selected": [out.selected[None]], "parameters": parameters(tuple(networks))}
 
 
 def disagreement(processes: Processes, rows: tuple[int, ...]) -> dict[str, Any]:
@@ -218,6 +234,7 @@ SCENARIOS: dict[str, Callable[[Processes], dict[str, Any]]] = {
         processes, val=EvalData(blobs(61, seed=2).inputs, blobs(61, seed=2).labels, keep_rate=0.7)
     ),
     "own selection": own_selection,
+    "own loop": own_loop,
     "both differ": lambda processes: disagreement(processes, (0, 1)),
     "one differs": lambda processes: disagreement(processes, (1,)),
     "none differ": lambda processes: disagreement(processes, ()),
@@ -228,6 +245,8 @@ SCENARIOS: dict[str, Callable[[Processes], dict[str, Any]]] = {
     "drawn": drawn,
     "images torchvision": lambda processes: images(processes, "torchvision"),
     "images dali": lambda processes: images(processes, "dali"),
+    "spoilt images torchvision": lambda processes: images(processes, "torchvision", spoilt=True),
+    "spoilt images dali": lambda processes: images(processes, "dali", spoilt=True),
 }
 
 
