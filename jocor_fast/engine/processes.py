@@ -207,16 +207,14 @@ def joined_processes(device: str) -> Iterator[Processes]:
         _take_gpu(device, local_rank, on_machine)
     if made_here:
         dist.init_process_group("cpu:gloo,cuda:nccl" if on_gpu else "gloo")
-    try:
-        if dist.get_world_size() == 1:
-            yield ALONE
-        else:
-            control = dist.new_group(backend="gloo")
-            assert isinstance(control, dist.ProcessGroup)  # which only an outsider of the group does not get
-            yield Processes(dist.get_rank(), dist.get_world_size(), local_rank, on_machine, control)
-    finally:
-        if made_here:
-            dist.destroy_process_group()
+    if dist.get_world_size() == 1:
+        yield ALONE
+    else:
+        control = dist.new_group(backend="gloo")
+        assert isinstance(control, dist.ProcessGroup)  # which only an outsider of the group does not get
+        yield Processes(dist.get_rank(), dist.get_world_size(), local_rank, on_machine, control)
+    if made_here:  # not after an error: who takes leave of processes that are gone may wait for ever
+        dist.destroy_process_group()
 
 
 def _take_gpu(device: str, local_rank: int, on_machine: int) -> None:

@@ -2,9 +2,9 @@
 
 The logits are gathered, not the losses: every method then makes its choice by the operators and the rules that it has
 for one process, also one whose choice needs more than a loss a row (whether predictions differ, whose choice trains
-whom, how many rows are finite). They are 2 · C numbers a row instead of one: for 64 processes of 64 rows and 14 classes
-459 kB a step (float32) instead of 16, both of which a link moves faster than it answers, beside 90 MB of gradients of two
-ResNet-18. Nothing waits for the device.
+whom, how many rows are finite). They are 2 · C numbers a row instead of one: computed, for 64 processes of 64 rows and
+14 classes, 459 kB of float32 a step instead of 16, which a link moves in the time that it takes to answer, beside 89 MB
+of gradients of two ResNet-18. Nothing waits for the device.
 """
 
 from __future__ import annotations
