@@ -132,6 +132,11 @@ def transition_matrix(kind: str, num_classes: int, rate: float, dataset: str | N
         if _checked_rate(rate) != 0:
             raise ValueError(f"rate (--noise-rate) must be 0 for clean labels, got {rate}")
         return symmetric(num_classes, 0.0)
+    if as_integer("num_classes", num_classes) == 1 and _checked_rate(rate) > 0:
+        raise ValueError(
+            f"rate (--noise-rate) must be 0 for {dataset or 'these data'}, since all labels there are of one class and "
+            f"can turn into no other, got {rate:g}"
+        )
     if kind == "pairflip":
         return pairflip(num_classes, rate)
     if kind in ("symmetric", "symmetric-inclusive"):
@@ -151,36 +156,38 @@ def read_transition(path: str | os.PathLike[str], num_classes: int) -> np.ndarra
     Raises:
         DataError: the file cannot be read or holds no transition matrix for C classes; the message names it.
     """
+    name = f"the matrix in {os.fspath(path)} (--noise-matrix)"
     try:
-        return check_transition(read_npy(path), num_classes)
+        return check_transition(read_npy(path), num_classes, name)
     except DataError:
         raise
     except (TypeError, ValueError) as error:
-        raise DataError(f"{os.fspath(path)}: {error}") from None
+        raise DataError(str(error)) from None
 
 
-def check_transition(transition: Any, num_classes: int | None = None) -> np.ndarray:
-    """Return a transition matrix as float64 [C, C].
+def check_transition(transition: Any, num_classes: int | None = None, name: str = "transition") -> np.ndarray:
+    """Return a transition matrix, which messages call `name`, as float64 [C, C].
 
     Raises:
         TypeError: not numbers.
         ValueError: not [C, C] (of C = `num_classes` where given), an entry is negative or not finite, or a row does not
             sum to 1 within 1e-5.
     """
-    matrix = as_array(transition, "transition")
+    matrix = as_array(transition, name)
     if matrix.dtype.kind not in "fiu":
-        raise TypeError(f"transition must be an array of floats, got {matrix.dtype}")
+        raise TypeError(f"{name} must be an array of floats, got {matrix.dtype}")
     wanted = "C" if num_classes is None else num_classes
+    classes = "," if num_classes is None else ", a row and a column a class of the data,"
     square = matrix.ndim == 2 and matrix.shape[0] == matrix.shape[1] > 0
     if not square or num_classes not in (None, len(matrix)):
-        raise ValueError(f"transition must have shape [{wanted}, {wanted}], got {list(matrix.shape)}")
+        raise ValueError(f"{name} must have shape [{wanted}, {wanted}]{classes} got {list(matrix.shape)}")
     matrix = matrix.astype(np.float64)
     if not (np.isfinite(matrix) & (matrix >= 0)).all():
-        raise ValueError("transition must hold finite probabilities of at least 0 only")
+        raise ValueError(f"{name} must hold finite probabilities of at least 0 only")
     sums = matrix.sum(axis=1)
     worst = int(np.abs(sums - 1).argmax())
     if abs(sums[worst] - 1) > _ROW_SUM_TOLERANCE:
-        raise ValueError(f"transition must have rows that sum to 1, got {sums[worst]:.6g} in row {worst}")
+        raise ValueError(f"{name} must have rows that sum to 1, got {sums[worst]:.6g} in row {worst}")
     return matrix
 
 

@@ -70,7 +70,7 @@ WRONG_USE = [
     ("train --noise-rate .5 --noise-matrix q.npy", 2, "--noise-matrix and --noise-rate exclude each other"),
     ("train --noise pairflip --noise-matrix q.npy", 2, "--noise-matrix and --noise exclude each other"),
     ("train --noise-matrix no.npy", 1, "no.npy does not exist"),
-    ("train --noise-matrix q.npy", 1, "q.npy: transition must have rows that sum to 1"),
+    ("train --noise-matrix q.npy", 1, "the matrix in q.npy (--noise-matrix) must have rows that sum to 1"),
     ("train --method jocorr", 2, "--method must be one of "),
     ("train --co-lambda 1.1", 2, "--co-lambda must lie in [0, 1], got 1.1"),
     ("train --co-lambda nan", 2, "--co-lambda must lie in [0, 1], got nan"),

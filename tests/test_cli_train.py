@@ -361,3 +361,21 @@ def test_a_folder_that_cannot_be_written(capsys: pytest.CaptureFixture[str]) -> 
     Path("locked").mkdir(mode=0o500)
     assert train(folder="locked/run") == 1
     assert "jocor-fast: error: --output: locked/run cannot be written (Permission denied" in capsys.readouterr().err
+
+
+def test_one_class_in_the_data_is_told_and_cannot_be_made_noisy(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    archive = tmp_path / "one.npz"
+    np.savez(archive, x_train=np.zeros((64, 4, 4), np.uint8), y_train=np.zeros(64, np.int64))
+    command = ["train", f"--dataset=npz:{archive}", "--epochs=1", f"--output={tmp_path / 'run'}", "--device=cpu"]
+    assert main([*command, "--noise-rate=0.2"]) == 2
+    error = capsys.readouterr().err
+    assert f"error: --noise-rate must be 0 for npz:{archive}, since all labels there are of one class" in error
+    np.save(tmp_path / "ten.npy", np.eye(10))
+    assert main([*command, f"--noise-matrix={tmp_path / 'ten.npy'}"]) == 1
+    assert "ten.npy (--noise-matrix) must have shape [1, 1], a row and a column a class" in capsys.readouterr().err
+    assert main(command) == 0
+    captured = capsys.readouterr()
+    assert "has one class only: there is nothing to learn" in captured.err
+    assert "samples, 1 class\n" in captured.out

@@ -107,7 +107,12 @@ def _run(config: Config, processes: Processes, console: Console) -> int:
     settings = config.train_settings()
     batch = _whole_batch(config, settings, task, processes)
     _print_header(config, task, _device(config), processes, batch, console)
-    for warning in (forget_rate_warning(config, task), _ramp_warning(config, task, batch), _idle_warning(config)):
+    for warning in (
+        _one_class_warning(task),
+        forget_rate_warning(config, task),
+        _ramp_warning(config, task, batch),
+        _idle_warning(config),
+    ):
         if warning and processes.first:
             print(f"jocor-fast: warning: {warning}", file=sys.stderr)
     progress = TrainingProgress(console, trained_epochs(settings.epochs, settings.recipe), batch)
@@ -320,7 +325,11 @@ def _data_text(task: Task) -> str:
     if task.val is not None:
         parts.append(f"{len(task.val.labels):,} validation")
     parts.append(f"{len(task.test.labels):,} test" if task.test is not None else "no test")
-    return f"{task.dataset.name}: {', '.join(parts)} samples, {task.dataset.num_classes} classes"
+    return f"{task.dataset.name}: {', '.join(parts)} samples, {_classes_count(task.dataset.num_classes)}"
+
+
+def _classes_count(number: int) -> str:
+    return "1 class" if number == 1 else f"{number} classes"
 
 
 def _noise_text(config: Config, task: Task) -> str:
@@ -355,6 +364,15 @@ def _ramp_warning(config: Config, task: Task, batch: int) -> str | None:
         f"the ramp of {ramp} epochs is only {steps} steps long, and a selection by loss so early can do harm: a "
         "smaller --batch-size or a larger --ramp-epochs helps"
     )
+
+
+def _one_class_warning(task: Task) -> str | None:
+    """A sentence where there is nothing to tell apart, as when the class folders lie a folder deeper than was said."""
+    dataset = task.dataset
+    if dataset.num_classes > 1:
+        return None
+    name = f", {dataset.class_names[0]!r}" if isinstance(dataset, ImageDataset) else ""
+    return f"{dataset.name} has one class only{name}: there is nothing to learn"
 
 
 def _idle_warning(config: Config) -> str | None:
