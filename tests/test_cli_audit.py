@@ -115,6 +115,35 @@ def test_networks_that_have_learnt_nothing_are_named(tmp_path: Path, capsys: pyt
         assert ("they have learnt nothing to judge by" in capsys.readouterr().err) is not learnt
 
 
+BY_HEART = "what they have learnt, they have learnt by heart"
+
+
+@pytest.mark.parametrize("forget_rate", ["0", "0.5"])
+def test_networks_that_have_learnt_random_labels_by_heart_are_named(
+    tmp_path: Path, forget_rate: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    np.save(tmp_path / "random.npy", np.random.default_rng(0).integers(0, 10, 1437))
+    flags = [f"--labels={tmp_path / 'random.npy'}", f"--forget-rate={forget_rate}", "--epochs=30", "--device=cpu"]
+    for held_out in ([], ["--no-test", "--val-fraction=0.2"]):
+        run = tmp_path / f"run{len(held_out)}"
+        assert main(["train", *flags, *held_out, f"--output={run}"]) == 0
+        assert main(["audit", str(run)]) == 0
+        warning = capsys.readouterr().err
+        assert BY_HEART in warning
+        assert ("% of the held-out labels" if held_out else "% of the test labels") in warning
+
+
+@pytest.mark.parametrize("rate", ["0", "0.2", "0.5", "0.8"])
+def test_a_good_run_is_not_warned_of(tmp_path: Path, rate: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for held_out in ([], ["--no-test", "--val-fraction=0.1"]):
+        run = tmp_path / f"run{len(held_out)}"
+        flags = [f"--noise-rate={rate}", "--epochs=30", "--device=cpu", f"--output={run}", *held_out]
+        assert main(["train", *flags]) == 0
+        capsys.readouterr()
+        assert main(["audit", str(run)]) == 0
+        assert not capsys.readouterr().err
+
+
 def test_images_in_files_are_named_and_shown(tmp_path: Path) -> None:
     keys = write_clothing1m(tmp_path / "data" / "clothing1m")
     (tmp_path / "data" / "clothing1m" / keys[0]).write_bytes(b"no image")
