@@ -24,13 +24,6 @@ namespace {
 template <class Real>
 constexpr int64_t kUncachedRows = 32768 / sizeof(Real) + 8;
 
-// The smallest logits of which as many are checked: real threads take seconds over 8,200 rows of float32.
-#ifdef CUDA_ON_HOST_REAL_THREADS
-constexpr size_t kUncachedItem = 8;
-#else
-constexpr size_t kUncachedItem = 4;
-#endif
-
 int failures = 0;
 
 void expect(bool holds, const char* what, const char* where) {
@@ -61,6 +54,7 @@ struct Array {
   Array(const Array&) = delete;
   Array& operator=(const Array&) = delete;
 
+  T* at(bool on_device) { return on_device ? device : host.data(); }
   void to_device() { cudaMemcpy(device, host.data(), host.size() * sizeof(T), cudaMemcpyHostToDevice); }
   std::vector<T> from_device() const {
     std::vector<T> values(host.size());
@@ -146,22 +140,16 @@ struct Batch {
     upstream.to_device();
   }
 
-  // Parameters on the device, or the CPU's view of the same.
-  template <class T>
-  T* at(Array<T>& array, bool on_device) {
-    return on_device ? array.device : array.host.data();
-  }
-
   LogitPair pair(bool on_device) {
     LogitPair pair{};
     pair.type = type_of<Logit>;
-    pair.logits1 = at(logits1, on_device) + offset;
-    pair.logits2 = at(logits2, on_device) + offset;
+    pair.logits1 = logits1.at(on_device) + offset;
+    pair.logits2 = logits2.at(on_device) + offset;
     pair.row_stride1 = pair.row_stride2 = stride;
     pair.rows = rows;
     pair.classes = classes;
     pair.label_type = LabelType::int32;
-    pair.labels = at(labels, on_device);
+    pair.labels = labels.at(on_device);
     pair.label_stride = 1;
     pair.has_ignore_index = true;
     pair.ignore_index = -5;
@@ -172,9 +160,9 @@ struct Batch {
   RowParams row_params(bool on_device) {
     RowParams params{};
     params.pair = pair(on_device);
-    params.per_sample = at(per_sample, on_device);
-    params.statistics = at(statistics, on_device);
-    params.row_state = at(selected, on_device);
+    params.per_sample = per_sample.at(on_device);
+    params.statistics = statistics.at(on_device);
+    params.row_state = selected.at(on_device);
     params.compare_predictions = true;
     return params;
   }
@@ -183,26 +171,26 @@ struct Batch {
     SelectionParams params{};
     params.is_double = sizeof(Real) == 8;
     params.rows = rows;
-    params.losses = params.mean_of = at(per_sample, on_device);
-    params.row_state = params.selected = at(selected, on_device);
+    params.losses = params.mean_of = per_sample.at(on_device);
+    params.row_state = params.selected = selected.at(on_device);
     params.disagreement = Disagreement::preferred;
     params.num_keep = -1;
     params.forget_rate = 0.4;
-    params.num_selected = at(counts, on_device);
-    params.num_nonfinite = at(counts, on_device) + 1;
-    params.mean = at(mean, on_device);
+    params.num_selected = counts.at(on_device);
+    params.num_nonfinite = counts.at(on_device) + 1;
+    params.mean = mean.at(on_device);
     return params;
   }
 
   GradientParams gradient_params(bool on_device) {
     GradientParams params{};
     params.pair = pair(on_device);
-    params.statistics = at(statistics, on_device);
-    params.grad_output = at(upstream, on_device);
-    params.selected1 = params.selected2 = at(selected, on_device);
-    params.num_selected1 = params.num_selected2 = at(counts, on_device);
-    params.grad1 = at(grad1, on_device);
-    params.grad2 = at(grad2, on_device);
+    params.statistics = statistics.at(on_device);
+    params.grad_output = upstream.at(on_device);
+    params.selected1 = params.selected2 = selected.at(on_device);
+    params.num_selected1 = params.num_selected2 = counts.at(on_device);
+    params.grad1 = grad1.at(on_device);
+    params.grad2 = grad2.at(on_device);
     return params;
   }
 };
@@ -241,6 +229,34 @@ void check_batch(int64_t rows, int64_t classes, int64_t stride, int64_t offset, 
   expect_close(batch.grad2.from_device(), batch.grad2.host, of_gradient, "grad2", where);
 }
 
+// Losses that repeat, and more of them than are kept in shared memory: they are read again, and ties taken in order.
+template <class Real>
+void check_selection_alone() {
+  const char* where = sizeof(Real) == 8 ? "selection of many float64 losses" : "selection of many float32 losses";
+  std::printf("%s\n", where);
+  const int64_t rows = kUncachedRows<Real>;
+  Array<Real> losses(rows);
+  Array<uint8_t> selected(rows);
+  Array<int64_t> counts(2);
+  for (int64_t i = 0; i < rows; ++i) losses.host[i] = static_cast<Real>(i * 7919 % 5);
+  losses.to_device();
+  const auto params = [&](bool on_device) {
+    SelectionParams params{};
+    params.is_double = sizeof(Real) == 8;
+    params.rows = rows;
+    params.losses = losses.at(on_device);
+    params.num_keep = rows / 2;
+    params.selected = selected.at(on_device);
+    params.num_selected = counts.at(on_device);
+    params.num_nonfinite = counts.at(on_device) + 1;
+    return params;
+  };
+  cpu::select_small_loss(params(false));
+  expect_launched(cuda::select_small_loss(params(true), nullptr), where);
+  expect(selected.from_device() == selected.host, "the selection differs from the CPU's", where);
+  expect(counts.from_device() == counts.host, "the counts differ from the CPU's", where);
+}
+
 // Every line of the mapping table and the looping kernel, at each vector width.
 template <class Logit>
 void check_type() {
@@ -253,20 +269,13 @@ void check_type() {
   }
   check_batch<Logit>(70, 10, 10, 0, true);   // one launch
   check_batch<Logit>(3, 100, 104, 0, true);  // one launch, a warp a row
-  if (sizeof(Logit) == 2) return;            // the selection kernels are those of float32
   check_batch<Logit>(520, 3, 3, 1, true);    // two, selection by radix
-  if (sizeof(Logit) < kUncachedItem) return;
-  check_batch<Logit>(kUncachedRows<Logit>, 1, 1, 0, true);  // keys are read again; all ties, taken in order
 }
 
 }  // namespace
 
-// Without arguments every type is checked, else those that are named.
+// Without arguments everything is checked, else what is named.
 int main(int argc, char** argv) {
-#ifdef CUDA_ON_HOST_REAL_THREADS
-  cuda_on_host::settings.most_threads = 64;  // two warps: enough for a race, and few threads to switch between
-  cuda_on_host::settings.most_blocks = 1;    // they would run one after the other
-#endif
   const auto wanted = [&](const char* type) {
     bool named = argc == 1;
     for (int i = 1; i < argc; ++i) named = named || std::strcmp(argv[i], type) == 0;
@@ -276,6 +285,8 @@ int main(int argc, char** argv) {
   if (wanted("bfloat16")) check_type<__nv_bfloat16>();
   if (wanted("float16")) check_type<__half>();
   if (wanted("float64")) check_type<double>();
+  if (wanted("float32 losses")) check_selection_alone<float>();
+  if (wanted("float64 losses")) check_selection_alone<double>();
   std::printf(failures == 0 ? "every kernel agrees with the CPU's\n" : "%d failures\n", failures);
   return failures == 0 ? 0 : 1;
 }

@@ -1,14 +1,15 @@
-"""Planted faults: one change each to a copy of csrc/, and the test that must notice it.
+"""Planted faults: changes to a copy of csrc/, of which a run turns one on, and the test that must notice each.
 
-`python mutants.py` reads lines `LIBRARY TAB NAME` and answers each with a line: the JSON text of what became of that
-test against a library with the fault, empty where it passed. Each runs in a process of its own, forked from this one
-with everything imported, for a fault may crash it or never end.
+`python mutants.py LIBRARY` reads lines `PLANTED TAB TEST`, two names of faults, and answers each with a line: the JSON
+text of what became of the second's test with the first planted, empty where it passed. Each runs in a process of its
+own, forked from this one with everything imported, for a fault may crash it or never end.
 """
 
 from __future__ import annotations
 
 import json
 import multiprocessing
+import os
 import shutil
 import sys
 import traceback
@@ -30,9 +31,8 @@ SECONDS = 30  # in which a test must end
 class Mutant:
     file: str  # in csrc/
     text: str  # stands there once
-    replacement: str
-    test: Test  # that fails with it
-    compiled: str = "rows_float32"  # the .cu file to compile again
+    replacement: str  # the same where FAULT is false
+    test: Test | None  # that fails where it is true; None: AddressSanitizer alone sees it
 
 
 def long_rows(kernels: HostKernels) -> None:
@@ -90,89 +90,116 @@ SELECTION, TOGETHER = "cuda/selection.cuh", "cuda/rows_and_selection.cuh"
 MUTANTS = {
     # a barrier is missing
     "reduction: read before written": Mutant(
-        REDUCTIONS, "__syncthreads();  // each warp's result is written before any is read", "", long_rows
+        REDUCTIONS, "__syncthreads();  // each warp's result is written before any is read",
+        "if (!FAULT) __syncthreads();", long_rows,
     ),
     "reduction: written before read": Mutant(
-        REDUCTIONS, "__syncthreads();  // all have read before the next reduction writes", "", long_rows
+        REDUCTIONS, "__syncthreads();  // all have read before the next reduction writes",
+        "if (!FAULT) __syncthreads();", long_rows,
     ),
     "rows and selection: losses read before written": Mutant(
-        TOGETHER, "__syncthreads();  // every row's loss and state are written before the selection reads them", "",
-        small_batches,
+        TOGETHER, "__syncthreads();  // every row's loss and state are written before the selection reads them",
+        "if (!FAULT) __syncthreads();", small_batches,
     ),
     "radix: counted before cleared": Mutant(
-        SELECTION, "__syncthreads();  // the histograms are clear before any row is counted", "", many_rows, "selection"
+        SELECTION, "__syncthreads();  // the histograms are clear before any row is counted",
+        "if (!FAULT) __syncthreads();", many_rows,
     ),
     "radix: read before counted": Mutant(
-        SELECTION, "__syncthreads();  // every row is counted before the histogram is read", "", many_rows, "selection"
+        SELECTION, "__syncthreads();  // every row is counted before the histogram is read",
+        "if (!FAULT) __syncthreads();", many_rows,
     ),
     "ties: read before written": Mutant(
-        SELECTION, "      __syncthreads();\n      const uint32_t of_lane", "      const uint32_t of_lane", many_ties,
-        "selection",
+        SELECTION, "__syncthreads();\n      const uint32_t of_lane",
+        "if (!FAULT) __syncthreads();\n      const uint32_t of_lane", many_ties,
     ),
-    "ties: written before read": Mutant(SELECTION, "parity ^= 1;", "", many_ties, "selection"),
+    "ties: written before read": Mutant(SELECTION, "parity ^= 1;", "parity ^= FAULT ? 0 : 1;", many_ties),
     "selection: does not wait for the rows": Mutant(
-        SELECTION, "wait_for_previous_kernel();\n  select_by_radix", "select_by_radix", large_batches, "selection"
+        SELECTION, "wait_for_previous_kernel();\n  select_by_radix",
+        "if (!FAULT) wait_for_previous_kernel();\n  select_by_radix", large_batches,
     ),
     # the end of a row, of a warp, of a batch
     "rows: a vector may end one column late": Mutant(
         VECTORS, "if (column + N <= classes) {\n      load_columns<N>(z + column",
-        "if (column + N <= classes + 1) {\n      load_columns<N>(z + column", short_rows,
+        "if (column + N <= classes + FAULT) {\n      load_columns<N>(z + column", short_rows,
     ),
     "long rows: a vector may end one column late": Mutant(
         VECTORS, "if (column + N <= classes) {\n      load_columns<N>(z1",
-        "if (column + N <= classes + 1) {\n      load_columns<N>(z1", long_rows,
+        "if (column + N <= classes + FAULT) {\n      load_columns<N>(z1", long_rows,
     ),
-    "reduction: half of the lanes": Mutant(REDUCTIONS, "distance = lanes / 2", "distance = lanes / 4", warp_rows),
+    "reduction: half of the lanes": Mutant(
+        REDUCTIONS, "distance = lanes / 2", "distance = lanes / (FAULT ? 4 : 2)", warp_rows
+    ),
     "grid: rows beyond it are left out": Mutant(
-        ROWS, "step = gridDim.x * rows_per_block;", "step = gridDim.x * rows_per_block * 2;",
+        ROWS, "step = gridDim.x * rows_per_block;", "step = gridDim.x * rows_per_block * (FAULT ? 2 : 1);",
         rows.test_a_broadcast_row_and_a_grid_smaller_than_the_batch,
     ),
-    "long rows: not rescaled to a new maximum": Mutant(ROWS, "sum *= exponential(max - new_max);", "", long_rows),
+    "rows: those past the last one are written": Mutant(
+        ROWS, "lane == 0 && row < pair.rows", "lane == 0 && (FAULT || row < pair.rows)", None
+    ),
+    "long rows: not rescaled to a new maximum": Mutant(
+        ROWS, "sum *= exponential(max - new_max);", "if (!FAULT) sum *= exponential(max - new_max);", long_rows
+    ),
     "prediction: the highest column on ties": Mutant(
-        ROWS, "for (int i = columns - 1; i >= 0; --i)", "for (int i = 0; i < columns; ++i)", special_rows
+        ROWS, "if (is_prediction(values[i], max, column)) first = column;",
+        "if (is_prediction(values[i], max, column) && !(FAULT && first < lanes * columns)) first = column;",
+        special_rows,
     ),
     # the gradient
     "gradient: rows of network 2 that do not train it keep what was there": Mutant(
-        GRADIENTS, "zero_row<N>(task.gradient2, pair.classes, lane, lanes);", "", gradients
+        GRADIENTS, "zero_row<N>(task.gradient2", "if (!FAULT) zero_row<N>(task.gradient2", gradients
     ),
     "gradient: network 1's choice for both": Mutant(
-        GRADIENTS, "params.selected2[row] != 0", "params.selected1[row] != 0", gradients
+        GRADIENTS, "params.selected2[row] != 0", "(FAULT ? params.selected1 : params.selected2)[row] != 0", gradients
     ),
     # order and ties
     "counting: ties to the higher row": Mutant(
-        SELECTION, "other_key == key && other < row", "other_key == key && other > row", few_ties, "selection"
+        SELECTION, "other_key == key && other < row", "other_key == key && (FAULT ? other > row : other < row)",
+        few_ties,
     ),
-    "ties: a lane counts itself": Mutant(SELECTION, "(1u << lane) - 1", "(2u << lane) - 1", many_ties, "selection"),
+    "ties: a lane counts itself": Mutant(SELECTION, "(1u << lane) - 1", "((FAULT ? 2u : 1u) << lane) - 1", many_ties),
     "radix: every lane adds for its peers": Mutant(
-        SELECTION, "digit != kNoDigit && lane_of_thread() == __ffs(same) - 1", "digit != kNoDigit", many_rows,
-        "selection",
+        SELECTION, "lane_of_thread() == __ffs(same) - 1", "(FAULT || lane_of_thread() == __ffs(same) - 1)", many_rows
     ),
-    "radix: the first sweep decides": Mutant(SELECTION, "all || shift == 0", "true", many_rows, "selection"),
-    "keys: -0 comes before +0": Mutant("ranked_rows.h", "loss += Real(0);", "", repeated_losses, "selection"),
+    "radix: the first sweep decides": Mutant(SELECTION, "all || shift == 0", "all || shift == 0 || FAULT", many_rows),
+    "keys: -0 comes before +0": Mutant(
+        "ranked_rows.h", "loss += Real(0);", "if (!FAULT) loss += Real(0);", repeated_losses
+    ),
     "keys: NaN may be chosen": Mutant(
-        SELECTION, "chosen && key != RankedRows<Real>::kNoCandidate", "chosen || key == RankedRows<Real>::kNoCandidate",
-        excluded_rows, "selection",
+        SELECTION, "chosen && key != RankedRows<Real>::kNoCandidate",
+        "FAULT ? chosen || key == RankedRows<Real>::kNoCandidate : chosen && key != RankedRows<Real>::kNoCandidate",
+        excluded_rows,
     ),
 }  # fmt: skip
+TESTS = {name: mutant.test for name, mutant in MUTANTS.items() if mutant.test is not None}
+NONE = ""  # planted: no fault
 
 
-def plant(mutant: Mutant, folder: Path) -> Path:
-    """A copy of csrc/ in `folder` with the fault in it."""
-    csrc = Path(shutil.copytree(CSRC, folder / "csrc"))
-    file = csrc / mutant.file
-    source = file.read_text()
-    assert source.count(mutant.text) == 1, f"{mutant.file} does not hold once: {mutant.text}"
-    file.write_text(source.replace(mutant.text, mutant.replacement))
+def plant_all(folder: Path) -> Path:
+    """A copy of csrc/ in `folder` that holds every fault; the shim's settings say which of them is true."""
+    csrc = Path(shutil.copytree(CSRC, folder / "csrc", ignore=shutil.ignore_patterns("__pycache__")))
+    for number, mutant in enumerate(MUTANTS.values(), start=1):
+        file = csrc / mutant.file
+        source = file.read_text()
+        assert source.count(mutant.text) == 1, f"{mutant.file} does not hold once: {mutant.text}"
+        here = f"(cuda_on_host::settings.planted_fault == {number})"
+        file.write_text(source.replace(mutant.text, mutant.replacement.replace("FAULT", here)))
     return csrc
 
 
-def run_test(library: str, name: str, answer: Connection) -> None:
+def environment(planted: str) -> dict[str, str]:
+    """What plants a fault into a library or a program that is loaded with it."""
+    return {} if planted == NONE else {"PLANTED_FAULT": str(list(MUTANTS).index(planted) + 1)}
+
+
+def run_test(library: str, planted: str, test: Test, answer: Connection) -> None:
     """Sends what went wrong, or an empty text."""
     try:
+        os.environ.update(environment(planted))
         kernels = HostKernels(Path(library))
         for descending in (False, True):
             kernels.set_order(descending)
-            MUTANTS[name].test(kernels)
+            test(kernels)
             kernels.set_limits()
             kernels.take_launches()
     except BaseException:
@@ -181,10 +208,10 @@ def run_test(library: str, name: str, answer: Connection) -> None:
         answer.send("")
 
 
-def outcome(library: str, name: str) -> str:
+def outcome(library: str, planted: str, test: Test) -> str:
     fork = multiprocessing.get_context("fork")
     reader, writer = fork.Pipe(duplex=False)
-    process = fork.Process(target=run_test, args=(library, name, writer))
+    process = fork.Process(target=run_test, args=(library, planted, test, writer))
     process.start()
     writer.close()
     try:
@@ -198,8 +225,10 @@ def outcome(library: str, name: str) -> str:
 
 
 def main() -> None:
+    (library,) = sys.argv[1:]
     for line in sys.stdin:
-        print(json.dumps(outcome(*line.rstrip("\n").split("\t"))), flush=True)
+        planted, name = line.rstrip("\n").split("\t")
+        print(json.dumps(outcome(library, planted, TESTS[name])), flush=True)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,8 @@ thread_local dim3 threadIdx, blockIdx, blockDim, gridDim;
 
 namespace cuda_on_host {
 
-Settings settings;
+// Two warps: enough for a race, and few threads to switch between. Blocks would run one after the other: one is enough.
+Settings settings{.most_threads = 64, .most_blocks = 1};
 const char* last_error = nullptr;
 
 namespace {

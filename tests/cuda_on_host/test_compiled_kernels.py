@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,62 +45,58 @@ def kernels_in(report: str, capability: str) -> list[Kernel]:
     return kernels
 
 
+SHIPPED = "".join(f'#include "cuda/{name}.cu"\n' for name in ("rows_float32", "rows_bfloat16", "selection"))
+# These two instructions, and numbers of registers, are all in which nvcc's PTX for 8.0 differs from that for 9.0; the
+# test at the end compares. That of 9.0 serves 10.0 too.
+LINKING = re.compile(r"^\s*griddepcontrol\..*$", re.M)
+
+
 @pytest.fixture(scope="module")
-def ptx_files(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], Path]:
-    """PTX by the name of the .cu file and the capability. That of 9.0 serves 10.0 too: the kernels treat them alike."""
+def ptx_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """PTX for 9.0 of the kernels on float32 and bfloat16 logits and of the selections, read as one file."""
     folder = tmp_path_factory.mktemp("ptx")
-    jobs = [(name, capability) for capability in ("80", "90") for name in (*(f"rows_{t}" for t in TYPES), "selection")]
+    source, target = folder / "shipped.cu", folder / "shipped.ptx"
+    source.write_text(SHIPPED)
+    nvcc("-ptx", "-arch=compute_90", str(source), "-o", str(target))
+    return target
 
-    def compile_one(job: tuple[str, str]) -> Path:
-        target = folder / f"{job[0]}_{job[1]}.ptx"
-        nvcc("-ptx", f"-arch=compute_{job[1]}", str(CSRC / "cuda" / f"{job[0]}.cu"), "-o", str(target))
-        return target
 
-    with ThreadPoolExecutor(2) as pool:
-        return dict(zip(jobs, pool.map(compile_one, jobs), strict=True))
+def kernels_of(text: str) -> dict[str, str]:
+    """Each kernel's PTX by its mangled name."""
+    return {part.split("(")[0].split()[-1]: part for part in re.split(r"(?=\.visible \.entry )", text)[1:]}
+
+
+def is_selection(name: str) -> bool:
+    return re.search(r"\dselection_by_", name) is not None
 
 
 @pytest.fixture(scope="module")
-def compiled(ptx_files: dict[tuple[str, str], Path]) -> list[Kernel]:
-    """What ptxas says of the kernels on float32 and bfloat16 logits."""
-    targets = {"80": ["80"], "90": ["90", "100"]}  # of PTX
-    jobs = [(path, target) for (_, capability), path in ptx_files.items() for target in targets[capability]]
+def compiled(ptx_file: Path) -> list[Kernel]:
+    """What ptxas says of the kernels on float32 and bfloat16 logits, for each capability that is shipped."""
 
-    def assemble(job: tuple[Path, str]) -> list[Kernel]:
-        path, capability = job
-        target = path.with_suffix(f".{capability}.cubin")
-        report = nvcc("-cubin", f"-arch=sm_{capability}", "-Xptxas=-v", str(path), "-o", str(target))
-        return [k for k in kernels_in(report, capability) if not re.search(r"selection_by_\w+IdE", k.name)]
+    def assemble(capability: str) -> list[Kernel]:
+        source, target = ptx_file, ptx_file.with_suffix(f".{capability}.cubin")
+        if capability == "80":
+            source = ptx_file.with_name("for_80.ptx")
+            source.write_text(LINKING.sub("", ptx_file.read_text()).replace(".target sm_90", ".target sm_80"))
+        report = nvcc("-cubin", f"-arch=sm_{capability}", "-Xptxas=-v", str(source), "-o", str(target))
+        return [k for k in kernels_in(report, capability) if not (is_selection(k.name) and "IdE" in k.name)]
 
     with ThreadPoolExecutor(2) as pool:
-        return [kernel for kernels in pool.map(assemble, jobs) for kernel in kernels]
+        return [kernel for kernels in pool.map(assemble, ("80", "90", "100")) for kernel in kernels]
 
 
 def test_no_float32_or_bfloat16_kernel_spills(compiled: list[Kernel]) -> None:
-    per_type = {
-        "float32": 2 * (4 + 2 + 4),
-        "bfloat16": 3 * (4 + 2 + 4),
-    }  # widths × (rows, rows and selection, gradients)
-    assert len(compiled) == 3 * (sum(per_type.values()) + 2)  # and two selections
+    a_width = 4 + 2 + 4  # rows, rows with selection, gradients
+    count = (2 + 3) * a_width + 2  # and two selections
+    assert Counter(kernel.capability for kernel in compiled) == {"80": count, "90": count, "100": count}
     assert [kernel for kernel in compiled if kernel.spilled_bytes > 0] == []
 
 
-def test_a_row_in_too_few_registers_is_reported(ptx_files: dict[tuple[str, str], Path], tmp_path: Path) -> None:
-    """1024 threads in a block leave 64 registers for 64 logits and as many exponentials."""
-    head, *kernels = re.split(r"(?=\.visible \.entry )", ptx_files["rows_float32", "90"].read_text())
-    (kernel,) = (text for text in kernels if "row_losses_in_registersIfLi2ELi4EE" in text.partition("(")[0])
-    source = tmp_path / "spills.ptx"
-    source.write_text(head + kernel.replace(".maxntid 128", ".maxntid 1024"))
-    report = nvcc("-cubin", "-arch=sm_90", "-Xptxas=-v", str(source), "-o", str(tmp_path / "spills.cubin"))
-    assert any(kernel.spilled_bytes > 0 for kernel in kernels_in(report, "90"))
-
-
-@pytest.fixture(scope="module", params=TYPES)
-def ptx(request: pytest.FixtureRequest, ptx_files: dict[tuple[str, str], Path]) -> tuple[str, dict[str, str]]:
-    """A type, and the PTX of its kernels by their mangled names."""
-    text = ptx_files[f"rows_{request.param}", "90"].read_text()
-    parts = re.split(r"\.visible \.entry (\w+)\(", text)[1:]
-    return request.param, dict(zip(parts[::2], parts[1::2], strict=True))
+@pytest.fixture(scope="module")
+def ptx(ptx_file: Path) -> dict[str, str]:
+    """The PTX of the kernels by their mangled names."""
+    return kernels_of(ptx_file.read_text())
 
 
 def kernel_named(ptx: dict[str, str], pattern: str) -> str:
@@ -107,43 +104,61 @@ def kernel_named(ptx: dict[str, str], pattern: str) -> str:
     return found
 
 
+def test_a_row_in_too_few_registers_is_reported(ptx_file: Path, ptx: dict[str, str], tmp_path: Path) -> None:
+    """1024 threads in a block leave 64 registers for 64 logits and as many exponentials."""
+    head = ptx_file.read_text().partition(".visible .entry ")[0]
+    kernel = kernel_named(ptx, "row_losses_in_registersIfLi2ELi4EE")
+    source = tmp_path / "spills.ptx"
+    source.write_text(head + kernel.replace(".maxntid 128", ".maxntid 1024"))
+    report = nvcc("-cubin", "-arch=sm_90", "-Xptxas=-v", str(source), "-o", str(tmp_path / "spills.cubin"))
+    assert any(kernel.spilled_bytes > 0 for kernel in kernels_in(report, "90"))
+
+
+@pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("mapping", [0, 1, 2])
-def test_rows_in_registers_move_16_bytes_at_a_time(ptx: tuple[str, dict[str, str]], mapping: int) -> None:
-    dtype, kernels = ptx
+def test_rows_in_registers_move_16_bytes_at_a_time(ptx: dict[str, str], dtype: str, mapping: int) -> None:
     arguments = f"I{MANGLED[dtype]}Li{mapping}ELi{WIDEST[dtype]}E"
     vectors = 2 * (8, 8, 32)[mapping] // WIDEST[dtype]  # of two networks
-    assert len(re.findall(LOAD_16_BYTES, kernel_named(kernels, f"row_losses_in_registers{arguments}"))) == vectors
-    gradient = kernel_named(kernels, f"row_gradients_in_registers{arguments}")
+    assert len(re.findall(LOAD_16_BYTES, kernel_named(ptx, f"row_losses_in_registers{arguments}"))) == vectors
+    gradient = kernel_named(ptx, f"row_gradients_in_registers{arguments}")
     assert len(re.findall(LOAD_16_BYTES, gradient)) == vectors + 1  # and the row's statistics
     assert len(re.findall(STORE_16_BYTES, gradient)) >= vectors + 2  # and zeros, in loops
 
 
-def test_long_rows_move_16_bytes_at_a_time(ptx: tuple[str, dict[str, str]]) -> None:
-    dtype, kernels = ptx
+@pytest.mark.parametrize("dtype", TYPES)
+def test_long_rows_move_16_bytes_at_a_time(ptx: dict[str, str], dtype: str) -> None:
     arguments = f"I{MANGLED[dtype]}Li{WIDEST[dtype]}E"
     for step in ("row_losses_by_block", "row_gradients_by_block"):
-        assert len(re.findall(LOAD_16_BYTES, kernel_named(kernels, f"{step}{arguments}"))) >= 2 + 2  # two loops
-    gradient = kernel_named(kernels, f"row_gradients_by_block{arguments}")
+        assert len(re.findall(LOAD_16_BYTES, kernel_named(ptx, f"{step}{arguments}"))) >= 2 + 2  # two loops
+    gradient = kernel_named(ptx, f"row_gradients_by_block{arguments}")
     assert len(re.findall(STORE_16_BYTES, gradient)) >= 2 + 2  # gradients and zeros
 
 
-@pytest.mark.parametrize("file", ["selection", "rows_float32", "rows_bfloat16"])
-@pytest.mark.parametrize("capability", ["80", "90"])
-def test_the_number_of_rows_to_keep_is_free_of_fused_rounding(
-    ptx_files: dict[tuple[str, str], Path], file: str, capability: str
-) -> None:
-    """In these files float64 serves the rate and the mean alone. ptxas fuses no product that names its rounding."""
-    text = ptx_files[file, capability].read_text()
-    assert "mul.rn.f64" in text
-    assert re.findall(r"\bmul\.f64|\bfma\S*\.f64", text) == []
+def test_the_number_of_rows_to_keep_is_free_of_fused_rounding(ptx: dict[str, str]) -> None:
+    """In these kernels float64 serves the rate and the mean alone. ptxas fuses no product that names its rounding."""
+    kernels = [body for name, body in ptx.items() if "selection_by_" in name]
+    assert len(kernels) == 4 + 2 * (2 + 3)
+    for body in kernels:
+        assert "mul.rn.f64" in body
+        assert re.findall(r"\bmul\.f64|\bfma\S*\.f64", body) == []
 
 
 def test_a_kernel_waits_for_the_one_before_it_where_its_code_is_for_9_0_and_nowhere_else(
-    ptx_files: dict[tuple[str, str], Path],
+    ptx_file: Path, tmp_path: Path
 ) -> None:
     """So the code's own architecture decides whether it may be linked: linked_launch.cuh, can_be_linked."""
-    assert (
-        ptx_files["selection", "90"].read_text().count("griddepcontrol.wait") == 4  # two kernels, two types
-    )  # by counting, by radix; two types
-    assert "griddepcontrol" not in ptx_files["selection", "80"].read_text()
-    assert "griddepcontrol.launch_dependents" in ptx_files["rows_float32", "90"].read_text()
+    for_90, for_80 = ptx_file.read_text(), tmp_path / "for_80.ptx"
+    assert for_90.count("griddepcontrol.wait") == 4  # by counting, by radix; two types
+    for name, body in kernels_of(for_90).items():
+        before = body.partition("griddepcontrol.wait")[0]
+        assert not is_selection(name) or not re.search(r"\b(ld|st|atom)\.(global|shared)", before), name
+    assert for_90.count("griddepcontrol.launch_dependents") == 2 * 4 + 3 * 4  # types' widths × kernels of rows alone
+    selections = "".join(body for name, body in kernels_of(for_90).items() if is_selection(name))
+    nvcc("-ptx", "-arch=compute_80", str(CSRC / "cuda" / "selection.cu"), "-o", str(for_80))
+    assert "griddepcontrol" not in for_80.read_text()
+    assert instructions(for_80.read_text()) == instructions(LINKING.sub("", selections))
+
+
+def instructions(text: str) -> list[str]:
+    """Their names, sorted, with how they are repeated; not what register allocation and order make of them."""
+    return sorted(re.findall(r"^\s+(?:@!?%p\d+ )?([a-z][\w.:]*)\s.*;$", text, re.M))

@@ -129,8 +129,8 @@ def test_labels_of_any_integer_type_and_stride_and_what_makes_one_invalid(
 
 def test_a_broadcast_row_and_a_grid_smaller_than_the_batch(kernels: HostKernels) -> None:
     kernels.set_limits(most_blocks=2)
-    for classes in (10, 100, 1000, 1500):
-        pair = random_pair(300, classes)
+    for classes, rows in ((10, 150), (100, 20), (1000, 20), (1500, 6)):
+        pair = random_pair(rows, classes)
         pair.logits2 = np.broadcast_to(pair.logits2[:1], pair.logits2.shape)
         assert_rows_are_right(pair, kernels.row_losses(pair))
 

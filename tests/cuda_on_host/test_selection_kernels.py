@@ -135,7 +135,7 @@ def test_the_choice_does_not_depend_on_the_size_of_the_block(kernels: HostKernel
         (64, 14, True),
         (128, 100, True),
         (200, 10, True),
-        (128, 300, False),
+        (40, 300, False),
         (600, 10, False),
     ],
 )

@@ -44,6 +44,11 @@ struct alignas(8) uint2 {
 
 namespace cuda_on_host {
 
+inline int planted_by_environment() {
+  const char* number = std::getenv("PLANTED_FAULT");
+  return number != nullptr ? std::atoi(number) : 0;
+}
+
 // How the device is asked to run: threads in a block at most (the kernels must hold for any number of whole warps), and
 // in which order the threads of a warp and the warps of a block take turns. A thread that reads what a later one has
 // yet to write reads it too early in one order, so every case is run in both.
@@ -51,6 +56,7 @@ struct Settings {
   unsigned most_threads = 1024;
   unsigned most_blocks = 0x7fffffff;
   bool descending = false;
+  int planted_fault = planted_by_environment();  // the number of one of the faults in mutants.py, or 0
 };
 extern Settings settings;
 
