@@ -62,6 +62,11 @@ inline void check_beside(const Tensor& tensor, const char* name, const Tensor& o
                     other.device(), "; both must be on one device");
 }
 
+inline void check_one_device(const Tensor& logits1, const Tensor& logits2, const Tensor& target) {
+  check_beside(logits2, "logits2", logits1, "logits1");
+  check_beside(target, "target", logits1, "logits1");
+}
+
 // Losses and statistics: float32, float64 for float64 logits.
 inline at::ScalarType real_type(const Tensor& logits) {
   return logits.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
@@ -90,8 +95,7 @@ inline CheckedPair check_pair(const Tensor& logits1, const Tensor& logits2, cons
                     logits1.sizes(), "; both must have the same");
   TORCH_CHECK_VALUE(target.dim() == 1 && target.size(0) == logits1.size(0), "target has shape ", target.sizes(), "; [",
                     logits1.size(0), "], a label for each row of logits1, is accepted");
-  check_beside(logits2, "logits2", logits1, "logits1");
-  check_beside(target, "target", logits1, "logits1");
+  check_one_device(logits1, logits2, target);
   TORCH_CHECK_VALUE(co_lambda >= 0.0 && co_lambda <= 1.0, "co_lambda is ", co_lambda,
                     "; a number in [0, 1] is accepted");
 
@@ -129,8 +133,7 @@ const T* scalar_pointer(const Tensor& tensor, const char* name, const Tensor& ro
   TORCH_CHECK_TYPE(tensor.scalar_type() == type, name, " has dtype ", tensor.scalar_type(), "; a 0-d tensor of ", type,
                    " is accepted");
   TORCH_CHECK_VALUE(tensor.dim() == 0, name, " has shape ", tensor.sizes(), "; a 0-d tensor of ", type, " is accepted");
-  TORCH_CHECK_VALUE(tensor.device() == rows.device(), name, " is on ", tensor.device(), " and the losses on ",
-                    rows.device(), "; both must be on one device");
+  check_beside(tensor, name, rows, "the losses");
   return tensor.const_data_ptr<T>();
 }
 

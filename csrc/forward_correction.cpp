@@ -3,17 +3,16 @@
 // it to wake threads for them. Elsewhere torch's operators.
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
-#include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
-#include <algorithm>
 #include <atomic>
 #include <cmath>
-#include <functional>
 #include <limits>
 
 #include "arguments.h"
+#include "autograd.h"
 #include "ops.h"
+#include "threads.h"
 
 namespace jocor_fast {
 namespace {
@@ -61,17 +60,15 @@ void check_labels(const Tensor& labels, int64_t classes) {
 // Calls body(row number, CorrectedRow) for all rows. The tensors are contiguous, the labels checked.
 template <class Real, class Body>
 void for_each_row(const Tensor& logits, const Tensor& labels, const Tensor& log_transition_t, Body body) {
-  constexpr int64_t kLogitsPerThread = 32768;
   const int64_t classes = logits.size(1);
   const Real* const z = logits.const_data_ptr<Real>();
   const Real* const log_t = log_transition_t.const_data_ptr<Real>();
   const int64_t* const y = labels.const_data_ptr<int64_t>();
-  at::parallel_for(0, logits.size(0), std::max<int64_t>(1, kLogitsPerThread / classes),
-                   [&](int64_t begin, int64_t end) {
-                     for (int64_t row = begin; row < end; ++row) {
-                       body(row, CorrectedRow<Real>(z + row * classes, log_t + y[row] * classes, classes));
-                     }
-                   });
+  at::parallel_for(0, logits.size(0), rows_per_thread(classes), [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) {
+      body(row, CorrectedRow<Real>(z + row * classes, log_t + y[row] * classes, classes));
+    }
+  });
 }
 
 // --- the operators --------------------------------------------------------------------------------------------------
@@ -140,11 +137,6 @@ Tensor forward_corrected_rows_backward(const Tensor& grad, const Tensor& losses,
 
 // --- derivatives ----------------------------------------------------------------------------------------------------
 
-template <class Signature>
-auto operator_handle(const char* name) {
-  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
-}
-
 ForwardCorrectedResult call_forward_corrected_rows(const Tensor& logits, const Tensor& target,
                                                    const Tensor& log_transition_t) {
   static const auto op = operator_handle<decltype(forward_corrected_rows)>("jocor_fast::forward_corrected_rows");
@@ -177,26 +169,14 @@ ForwardCorrectedResult forward_corrected_rows_autograd(const Tensor& logits, con
   return {out[0], out[1]};
 }
 
-// A function of its own, so that a second derivative is refused and not silently left out.
-struct ForwardCorrectedBackward : torch::autograd::Function<ForwardCorrectedBackward> {
-  static variable_list forward(AutogradContext*, const Tensor&, const Tensor&, const std::function<Tensor()>& compute) {
-    return {compute()};
-  }
-
-  static variable_list backward(AutogradContext*, const variable_list&) {
-    TORCH_CHECK(false, "jocor_fast: this loss cannot be differentiated twice (create_graph=True)");
-  }
-};
-
 Tensor forward_corrected_rows_backward_autograd(const Tensor& grad, const Tensor& losses, const Tensor& logits,
                                                 const Tensor& target, const Tensor& log_transition_t) {
   static const auto op =
       operator_handle<decltype(forward_corrected_rows_backward)>("jocor_fast::forward_corrected_rows_backward");
-  const std::function<Tensor()> compute = [&] {
+  return DifferentiableOnce::apply(grad, logits, logits, [&]() -> variable_list {
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
-    return op.call(grad, losses, logits, target, log_transition_t);
-  };
-  return ForwardCorrectedBackward::apply(grad, logits, compute)[0];
+    return {op.call(grad, losses, logits, target, log_transition_t)};
+  })[0];
 }
 
 }  // namespace

@@ -1,8 +1,8 @@
 // jocor_fast._C. Importing it registers the operators; beside them it exposes the three steps without autograd and
 // without the dispatcher, for the benches, and what this build is.
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include "autograd.h"
 #include "joint_loss.h"
 #include "joint_loss_math.h"
 #include "ops.h"
@@ -15,9 +15,7 @@ namespace {
 auto jocor_loss_eager(const at::Tensor& logits1, const at::Tensor& logits2, const at::Tensor& target, double co_lambda,
                       std::optional<double> forget_rate, std::optional<int64_t> num_keep,
                       const std::optional<at::Tensor>& num_keep_tensor, std::optional<int64_t> ignore_index) {
-  static const auto op = c10::Dispatcher::singleton()
-                             .findSchemaOrThrow("jocor_fast::jocor_loss", "")
-                             .typed<jocor_fast::JocorLossOperator>();
+  static const auto op = jocor_fast::operator_handle<jocor_fast::JocorLossOperator>("jocor_fast::jocor_loss");
   auto [loss, per_sample, selected, num_selected, num_nonfinite, statistics] =
       op.call(logits1, logits2, target, co_lambda, forget_rate, num_keep, num_keep_tensor, ignore_index);
   return std::make_tuple(loss, per_sample, selected, num_selected, num_nonfinite);
@@ -25,9 +23,8 @@ auto jocor_loss_eager(const at::Tensor& logits1, const at::Tensor& logits2, cons
 
 auto decoupling_loss_eager(const at::Tensor& logits1, const at::Tensor& logits2, const at::Tensor& target,
                            std::optional<int64_t> ignore_index) {
-  static const auto op = c10::Dispatcher::singleton()
-                             .findSchemaOrThrow("jocor_fast::decoupling_loss", "")
-                             .typed<decltype(jocor_fast::decoupling_loss)>();
+  static const auto op =
+      jocor_fast::operator_handle<decltype(jocor_fast::decoupling_loss)>("jocor_fast::decoupling_loss");
   auto [loss, per_sample, selected, num_selected, num_nonfinite, statistics] =
       op.call(logits1, logits2, target, ignore_index);
   return std::make_tuple(loss, per_sample, selected, num_selected, num_nonfinite);
@@ -35,9 +32,8 @@ auto decoupling_loss_eager(const at::Tensor& logits1, const at::Tensor& logits2,
 
 auto forward_corrected_rows_eager(const at::Tensor& logits, const at::Tensor& target,
                                   const at::Tensor& log_transition_t) {
-  static const auto op = c10::Dispatcher::singleton()
-                             .findSchemaOrThrow("jocor_fast::forward_corrected_rows", "")
-                             .typed<jocor_fast::ForwardCorrectedOperator>();
+  static const auto op =
+      jocor_fast::operator_handle<jocor_fast::ForwardCorrectedOperator>("jocor_fast::forward_corrected_rows");
   return op.call(logits, target, log_transition_t);
 }
 
@@ -45,9 +41,7 @@ auto coteaching_loss_eager(const at::Tensor& logits1, const at::Tensor& logits2,
                            std::optional<double> forget_rate, const std::optional<at::Tensor>& forget_rate_tensor,
                            std::optional<int64_t> num_keep, const std::optional<at::Tensor>& num_keep_tensor,
                            bool round_down, bool disagreement, std::optional<int64_t> ignore_index) {
-  static const auto op = c10::Dispatcher::singleton()
-                             .findSchemaOrThrow("jocor_fast::coteaching_loss", "")
-                             .typed<jocor_fast::CoteachingLossOperator>();
+  static const auto op = jocor_fast::operator_handle<jocor_fast::CoteachingLossOperator>("jocor_fast::coteaching_loss");
   auto [loss, per_sample1, per_sample2, selected1, selected2, num_selected1, num_selected2, num_nonfinite, statistics] =
       op.call(logits1, logits2, target, forget_rate, forget_rate_tensor, num_keep, num_keep_tensor, round_down,
               disagreement, ignore_index);

@@ -6,12 +6,12 @@
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
 
-#include <algorithm>
 #include <atomic>
 #include <limits>
 
 #include "arguments.h"
 #include "joint_loss.h"
+#include "threads.h"
 
 #ifdef JOCOR_FAST_CUDA
 #include <c10/cuda/CUDAGuard.h>
@@ -22,11 +22,6 @@ namespace jocor_fast {
 namespace {
 
 // --- the three steps, on whatever device ----------------------------------------------------------------------------
-
-// A thread is worth its start from about this many logits on: below, a second one on a busy core costs more.
-constexpr int64_t kLogitsPerThread = 32768;
-
-int64_t rows_per_thread(const LogitPair& pair) { return std::max<int64_t>(1, kLogitsPerThread / pair.classes); }
 
 void check_labels_are_valid(int64_t first_bad_row, const Tensor& target, int64_t classes) {
   TORCH_CHECK_VALUE(first_bad_row == cpu::kNoBadLabel, "target[", first_bad_row, "] is ",
@@ -45,7 +40,7 @@ void on_current_stream(const Tensor& tensor, Launch launch) {
 
 void run_rows_on_cpu(const RowParams& params, const Tensor& target) {
   std::atomic<int64_t> first_bad{std::numeric_limits<int64_t>::max()};
-  at::parallel_for(0, params.pair.rows, rows_per_thread(params.pair), [&](int64_t begin, int64_t end) {
+  at::parallel_for(0, params.pair.rows, rows_per_thread(params.pair.classes), [&](int64_t begin, int64_t end) {
     const int64_t bad = cpu::row_losses(params, begin, end);
     if (bad == cpu::kNoBadLabel) return;
     int64_t seen = first_bad.load();
@@ -97,7 +92,7 @@ void run_gradients(const GradientParams& params, const Tensor& target) {
   }
 #endif
   (void)target;
-  at::parallel_for(0, params.pair.rows, rows_per_thread(params.pair),
+  at::parallel_for(0, params.pair.rows, rows_per_thread(params.pair.classes),
                    [&](int64_t begin, int64_t end) { cpu::row_gradients(params, begin, end); });
 }
 

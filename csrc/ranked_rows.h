@@ -1,4 +1,5 @@
-// The rules of the selection, on every device: who is eligible, in which order rows come, how many are kept.
+// The rules of the selection, on every device: who is eligible, in which order rows come, how many are kept, and what
+// is told of them.
 #pragma once
 
 #include <cstring>
@@ -58,8 +59,6 @@ class RankedRows {
     return is_finite(losses_[row]) && (also_finite_ == nullptr || is_finite(also_finite_[row]));
   }
 
-  JF_INLINE bool candidate(int64_t row) const { return eligible(row) && finite(row); }
-
   JF_INLINE Bits key(int64_t row) const { return order_key(losses_[row]); }
 
  private:
@@ -79,6 +78,17 @@ JF_INLINE int64_t rows_to_keep(const SelectionParams& params, int64_t eligible, 
     k = num_keep(eligible, rate, /*round_up=*/!params.round_down);
   }
   return k < 0 ? 0 : (k > finite ? finite : k);
+}
+
+// The numbers of a selection of k rows, over which `mean_of` adds up to `sum`.
+template <class Real>
+JF_INLINE void write_numbers(const SelectionParams& params, int64_t k, int64_t eligible, int64_t finite, double sum) {
+  if (params.num_selected != nullptr) *params.num_selected = k;
+  if (params.num_nonfinite != nullptr) *params.num_nonfinite = eligible - finite;
+  if (params.mean != nullptr) {
+    const double offset = params.mean_offset != nullptr ? *static_cast<const Real*>(params.mean_offset) : 0.0;
+    *static_cast<Real*>(params.mean) = static_cast<Real>((k > 0 ? sum / k : 0.0) + offset);
+  }
 }
 
 }  // namespace jocor_fast

@@ -147,12 +147,7 @@ void select(const SelectionParams& params) {
     }
   });
   const double sum = (sums[0] + sums[1]) + (sums[2] + sums[3]);
-  if (params.num_selected != nullptr) *params.num_selected = k;
-  if (params.num_nonfinite != nullptr) *params.num_nonfinite = found.eligible - found.finite;
-  if (params.mean != nullptr) {
-    const double offset = params.mean_offset != nullptr ? *static_cast<const Real*>(params.mean_offset) : 0.0;
-    *static_cast<Real*>(params.mean) = static_cast<Real>((k > 0 ? sum / k : 0.0) + offset);
-  }
+  write_numbers<Real>(params, k, found.eligible, found.finite, sum);
 }
 
 }  // namespace

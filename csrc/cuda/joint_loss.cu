@@ -2,6 +2,8 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#include <type_traits>
+
 #include "../joint_loss.h"
 #include "launches.h"
 
@@ -27,6 +29,13 @@ auto with_type(LogitType type, Body body) {
 cudaError_t select(const SelectionParams& params, cudaStream_t stream, After after) {
   return params.is_double ? launch_selection<double>(params, stream, after)
                           : launch_selection<float>(params, stream, after);
+}
+
+// Also takes the error from the runtime's memory, where the next call would find it.
+const char* text_of(cudaError_t error) {
+  if (error == cudaSuccess) return nullptr;
+  cudaGetLastError();
+  return cudaGetErrorString(error);
 }
 
 }  // namespace

@@ -40,6 +40,7 @@ bool can_be_linked(void (*kernel)(Parameters...)) {
   if (state == 0) {
     cudaFuncAttributes attributes{};
     const cudaError_t error = cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(kernel));
+    if (error != cudaSuccess) cudaGetLastError();  // else the next check of a launch would find it
     state = error == cudaSuccess && attributes.ptxVersion >= 90 ? 2 : 1;
     known[device].store(state, std::memory_order_relaxed);
   }
@@ -62,13 +63,6 @@ cudaError_t launch(void (*kernel)(Parameters...), int64_t blocks, int threads, c
   config.attrs = &attribute;
   config.numAttrs = after == After::linked && can_be_linked(kernel) ? 1 : 0;
   return cudaLaunchKernelEx(&config, kernel, arguments...);
-}
-
-// Also takes the error from the runtime's memory, where the next call would find it.
-inline const char* text_of(cudaError_t error) {
-  if (error == cudaSuccess) return nullptr;
-  cudaGetLastError();
-  return cudaGetErrorString(error);
 }
 
 }  // namespace jocor_fast::cuda

@@ -24,6 +24,18 @@ struct RowLoss {
   bool predictions_differ;
 };
 
+// Adds one class's shares of KL(p || q), KL(q || p) and their sum; `shifted` is its logit less the row's maximum,
+// `scale` what makes exponentials of such numbers probabilities.
+template <class Real>
+__device__ __forceinline__ void add_divergences(Real shifted1, Real shifted2, Real scale1, Real scale2,
+                                                Real log_sum_difference, Real (&kl)[3]) {
+  const Real p = exponential(shifted1) * scale1, q = exponential(shifted2) * scale2;
+  const Real delta = (shifted1 - shifted2) - log_sum_difference;
+  kl[0] += kl12_term(p, delta);
+  kl[1] += kl21_term(q, delta);
+  kl[2] += symmetric_kl_term(p, q, delta);
+}
+
 // One thread of those that share the row calls this.
 template <class Logit>
 __device__ __forceinline__ void write_row(const RowParams& params, int64_t row, const Label& label, const Logit* z1,
@@ -103,17 +115,14 @@ __device__ __forceinline__ RowLoss<RealOf<Logit>> row_loss_in_registers(const Lo
 
   const Real scale1 = Real(1) / sum1, scale2 = Real(1) / sum2;
   const Real log_sum_difference = row.log_sum1 - row.log_sum2;
+  Real kl[3] = {};
 #pragma unroll
   for (int i = 0; i < columns; ++i) {
-    const Real p = exponential(values1[i]) * scale1, q = exponential(values2[i]) * scale2;
-    const Real delta = (values1[i] - values2[i]) - log_sum_difference;
-    row.kl12 += kl12_term(p, delta);
-    row.kl21 += kl21_term(q, delta);
-    row.symmetric_kl += symmetric_kl_term(p, q, delta);
+    add_divergences(values1[i], values2[i], scale1, scale2, log_sum_difference, kl);
   }
-  row.kl12 = reduce_lanes<lanes>(row.kl12, Sum{});
-  row.kl21 = reduce_lanes<lanes>(row.kl21, Sum{});
-  row.symmetric_kl = reduce_lanes<lanes>(row.symmetric_kl, Sum{});
+  row.kl12 = reduce_lanes<lanes>(kl[0], Sum{});
+  row.kl21 = reduce_lanes<lanes>(kl[1], Sum{});
+  row.symmetric_kl = reduce_lanes<lanes>(kl[2], Sum{});
   return row;
 }
 
@@ -222,12 +231,7 @@ __device__ __forceinline__ RowLoss<RealOf<Logit>> row_loss_of_block(const Logit*
   for_each_vector<N>(z1, z2, classes, [&](int64_t, const Real(&values1)[N], const Real(&values2)[N]) {
 #pragma unroll
     for (int i = 0; i < N; ++i) {
-      const Real shifted1 = values1[i] - row.max1, shifted2 = values2[i] - row.max2;
-      const Real p = exponential(shifted1) * scale1, q = exponential(shifted2) * scale2;
-      const Real delta = (shifted1 - shifted2) - log_sum_difference;
-      kl[0] += kl12_term(p, delta);
-      kl[1] += kl21_term(q, delta);
-      kl[2] += symmetric_kl_term(p, q, delta);
+      add_divergences(values1[i] - row.max1, values2[i] - row.max2, scale1, scale2, log_sum_difference, kl);
     }
   });
   reduce_block(kl, Real(0), Sum{}, scratch.sums);

@@ -58,13 +58,7 @@ __device__ __forceinline__ void write_results(const SelectionParams& params, int
                                               int64_t finite, double sum, double* scratch) {
   double total[1] = {sum};
   reduce_block(total, 0.0, Sum{}, scratch);
-  if (threadIdx.x != 0) return;
-  if (params.num_selected != nullptr) *params.num_selected = k;
-  if (params.num_nonfinite != nullptr) *params.num_nonfinite = eligible - finite;
-  if (params.mean != nullptr) {
-    const double offset = params.mean_offset != nullptr ? *static_cast<const Real*>(params.mean_offset) : 0.0;
-    *static_cast<Real*>(params.mean) = static_cast<Real>((k > 0 ? total[0] / k : 0.0) + offset);
-  }
+  if (threadIdx.x == 0) write_numbers<Real>(params, k, eligible, finite, total[0]);
 }
 
 // --- by counting ----------------------------------------------------------------------------------------------------

@@ -1,0 +1,32 @@
+// What the derivatives share: operators called through the dispatcher, and the refusal of a second derivative.
+#pragma once
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <functional>
+
+namespace jocor_fast {
+
+// An operator by its name, "jocor_fast::…", for `call`: autograd, torch.compile and every mode see it.
+template <class Signature>
+auto operator_handle(const char* name) {
+  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
+}
+
+// A backward operator is a function of its own, so that a second derivative is refused and not silently incomplete.
+struct DifferentiableOnce : torch::autograd::Function<DifferentiableOnce> {
+  using variable_list = torch::autograd::variable_list;
+
+  // grad and logits: what the gradients that `compute` returns depend on.
+  static variable_list forward(torch::autograd::AutogradContext*, const at::Tensor&, const at::Tensor&,
+                               const at::Tensor&, const std::function<variable_list()>& compute) {
+    return compute();
+  }
+
+  static variable_list backward(torch::autograd::AutogradContext*, const variable_list&) {
+    TORCH_CHECK(false, "jocor_fast: this loss cannot be differentiated twice (create_graph=True)");
+  }
+};
+
+}  // namespace jocor_fast
