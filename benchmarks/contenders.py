@@ -122,6 +122,7 @@ def in_graph(inputs: Inputs, work: Work) -> Step:
     """Ours, captured once and replayed."""
     step = through_autograd(ours)(inputs, work)
     side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())  # which makes the inputs
     with torch.cuda.stream(side):
         step()  # autograd and the allocator are warm before the capture
     torch.cuda.current_stream().wait_stream(side)

@@ -169,6 +169,22 @@ def test_the_program_under_the_sanitizer_compiles_with_nvcc(tmp_path: Path) -> N
     assert sanitizer.compile_source(Path("nvcc"), "90", source, tmp_path).stat().st_size > 0
 
 
+def test_without_matplotlib_there_are_no_curves_and_all_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)
+    part = fake(f"records.done('case', rows=[{ROW}])")
+    run.run_parts([part], copy.deepcopy(FACTS), tmp_path)
+    assert "no curves.png" in capsys.readouterr().out
+    assert {path.name for path in tmp_path.iterdir()} == {"results.json", "bench.csv", "log.txt", "summary.txt"}
+
+
+def test_parts_of_a_second_call_do_not_write_over_the_results_of_the_first() -> None:
+    together = run.default_folder(FACTS, [PARTS[name] for name in TOGETHER])
+    assert together.name.startswith("gpu-a-card-")
+    assert run.default_folder(FACTS, [PARTS["bench-full"]]).name == f"{together.name}-bench-full"
+
+
 def test_parts_that_are_not_known_are_wrong_use() -> None:
     assert [part.name for part in run.wanted_parts("train build")] == ["train", "build"]
     with pytest.raises(ValueError, match="got 'biuld'"):

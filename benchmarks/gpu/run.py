@@ -33,9 +33,12 @@ def wanted_parts(names: str) -> list[Part]:
     return [PARTS[name] for name in wanted]
 
 
-def default_folder(facts: Facts) -> Path:
+def default_folder(facts: Facts, parts: Sequence[Part]) -> Path:
+    """Of the card and the day; for other parts than those that go together one of their own."""
     card = re.sub(r"[^a-z0-9]+", "-", facts["card"].lower()).strip("-")
-    return ROOT / "benchmarks" / "results" / f"gpu-{card}-{datetime.date.today():%Y-%m-%d}"
+    names = tuple(part.name for part in parts)
+    which = "" if names == TOGETHER else "-" + "-".join(names)
+    return ROOT / "benchmarks" / "results" / f"gpu-{card}-{datetime.date.today():%Y-%m-%d}{which}"
 
 
 def run_parts(parts: Sequence[Part], facts: Facts, folder: Path) -> list[Outcome]:
@@ -56,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         description=__doc__, allow_abbrev=False, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--parts", default=",".join(TOGETHER), help=f"some of {', '.join(PARTS)}")
-    parser.add_argument("--output", type=Path, help="default: benchmarks/results/gpu-CARD-DATE")
+    parser.add_argument("--output", type=Path, help="default: benchmarks/results/gpu-CARD-DATE[-PARTS]")
     parser.add_argument("--dry-run", action="store_true", help="say what would be run, and end")
     given = parser.parse_args(arguments)
     try:
@@ -73,7 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except NotHere as error:
         print(error, file=sys.stderr)
         return NOT_HERE
-    folder = given.output or default_folder(known)
+    folder = given.output or default_folder(known, parts)
     outcomes = run_parts(parts, known, folder)
     print((folder / "summary.txt").read_text(), end="")
     return FAILED if any(outcome.status == "failed" for outcome in outcomes) else 0
