@@ -129,6 +129,10 @@ def in_graph(inputs: Inputs, work: Work) -> Step:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, stream=side):
         result = step()
+    # Autograd's graph would live on in the loss, and with it the logits' nodes, which remember the side stream: every
+    # other contender's backward pass would go there and back.
+    assert result.loss is not None
+    result = result._replace(loss=result.loss.detach())
 
     def replay() -> Result:
         graph.replay()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import sys
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 
 import plot  # noqa: E402
 from cases import ARGSORT, EAGER, KERNELS_ALONE, OURS, PUBLISHED, TOPK, Case, Shape, cases_of  # noqa: E402
-from contenders import Result, assert_agrees, contenders_of, expected_result  # noqa: E402
+from contenders import Result, assert_agrees, contenders_of, expected_result, in_graph  # noqa: E402
 from inputs import make_inputs, number_to_keep  # noqa: E402
 from interleave import measure  # noqa: E402
 from step_rungs import BFLOAT16, IN_MEMORY, LAUNCHED, OUR_LOSS, PUBLISHED_STEP, RUNGS, Task, rungs_of, tasks_of  # noqa: E402
@@ -66,6 +67,20 @@ def test_contenders_agree_with_the_reference(dtype: torch.dtype, work: str) -> N
     inputs = make_inputs(case, "cpu")
     for name, prepare in contenders_of(case, "cpu").items():
         assert_agrees(name, prepare(inputs, work)(), expected_result(inputs, case))
+
+
+def test_a_recorded_contender_leaves_no_autograd_graph_on_the_inputs_of_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its nodes would take every other contender's backward pass to the stream of the recording and back."""
+    cuda = MagicMock()
+    monkeypatch.setattr(torch, "cuda", cuda)
+    inputs = make_inputs(Case(Shape(128, 10), torch.float32, "forward + backward"), "cpu")
+    replay = in_graph(inputs, "forward + backward")
+    loss = replay().loss
+    assert cuda.CUDAGraph.return_value.replay.called
+    assert loss is not None
+    assert loss.grad_fn is None
 
 
 def test_a_contender_that_computes_something_else_is_named() -> None:
