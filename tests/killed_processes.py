@@ -35,7 +35,8 @@ def kill_one_and_resume(
     moment = Moment.drawn(phase, VARIANTS[run.variant], generator, PROCESSES)
     rank = int(generator.integers(PROCESSES))
     with Process(run.variant, data, output, PROCESSES) as process:
-        if moment.wait(process.popen, process.records[rank]):
+        watched = 0 if moment.counter == "checkpoints" else rank  # the first process writes them for both
+        if moment.wait(process.popen, process.records[watched]):
             _kill_one(run, process, rank, output)
     with Process(run.variant, data, output, PROCESSES) as process:
         if process.wait() != 0:
