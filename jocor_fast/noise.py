@@ -166,7 +166,12 @@ def read_transition(path: str | os.PathLike[str], num_classes: int) -> np.ndarra
 
 
 def check_transition(transition: Any, num_classes: int | None = None, name: str = "transition") -> np.ndarray:
-    """Return a transition matrix, which messages call `name`, as float64 [C, C].
+    """Return a transition matrix as float64 [C, C].
+
+    Args:
+        transition: array-like [C, C] of numbers.
+        num_classes: C, where it is known.
+        name: what messages call the matrix.
 
     Raises:
         TypeError: not numbers.
