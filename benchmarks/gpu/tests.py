@@ -20,10 +20,10 @@ ORDER = ("GPU alone", "compiled-cuda", "", "test_compile", "reference-cuda")
 def place(node: str) -> int:
     """Where in the order a test stands."""
     file = node.partition("::")[0]
+    if "test_compile" in file or "torch_compile" in node:
+        return ORDER.index("test_compile")
     if file.rpartition("/")[2].startswith(("test_cuda", "test_gpu")):
         return ORDER.index("GPU alone")
-    if "test_compile" in file:
-        return ORDER.index("test_compile")
     return next((ORDER.index(name) for name in ("compiled-cuda", "reference-cuda") if name in node), ORDER.index(""))
 
 

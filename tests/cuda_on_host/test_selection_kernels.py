@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from typing import Any
 
 import kernel_oracle as oracle
 import numpy as np
 import pytest
+from host_build import HERE, run
 from host_kernels import LOGIT_TYPES, HostKernels, SelectionResults
 from kernel_inputs import CXX_NAMES, random_pair, vector_widths
 
@@ -159,6 +162,23 @@ def test_a_small_batch_takes_one_launch_and_others_two_that_are_linked(
             assert f"rows_and_selection_by_block<{CXX_NAMES[dtype]}, " in launches[0].kernel
         else:
             assert [launch.linked for launch in launches] == [False, True]
+
+
+@pytest.mark.parametrize(("code_for", "linked"), [(80, False), (90, True), (100, True)])
+def test_a_selection_is_linked_where_its_code_waits_for_the_rows(
+    library: HostKernels, code_for: int, linked: bool
+) -> None:
+    """Each in a process of its own, for the answer is asked for once."""
+    code = (
+        "import sys\nfrom pathlib import Path\n"
+        "from host_kernels import HostKernels\nfrom kernel_inputs import random_pair\n"
+        "kernels = HostKernels(Path(sys.argv[1]))\n"
+        "kernels.row_losses_and_selection(random_pair(600, 10), forget_rate=0.2)\n"
+        "print([launch.linked for launch in kernels.take_launches()])"
+    )
+    environ = {**os.environ, "CODE_FOR": str(code_for), "PYTHONPATH": str(HERE)}
+    printed = run([sys.executable, "-c", code, library.library._name], env=environ)
+    assert printed.strip() == str([False, linked])
 
 
 def test_the_selection_among_differing_predictions_follows_the_rows(kernels: HostKernels) -> None:

@@ -44,9 +44,9 @@ struct alignas(8) uint2 {
 
 namespace cuda_on_host {
 
-inline int planted_by_environment() {
-  const char* number = std::getenv("PLANTED_FAULT");
-  return number != nullptr ? std::atoi(number) : 0;
+inline int from_environment(const char* name, int otherwise) {
+  const char* number = std::getenv(name);
+  return number != nullptr ? std::atoi(number) : otherwise;
 }
 
 // How the device is asked to run: threads in a block at most (the kernels must hold for any number of whole warps), and
@@ -56,7 +56,8 @@ struct Settings {
   unsigned most_threads = 1024;
   unsigned most_blocks = 0x7fffffff;
   bool descending = false;
-  int planted_fault = planted_by_environment();  // the number of one of the faults in mutants.py, or 0
+  int planted_fault = from_environment("PLANTED_FAULT", 0);  // the number of one of the faults in mutants.py, or 0
+  int code_for = from_environment("CODE_FOR", 90);           // the architecture that the loaded code was written for
 };
 extern Settings settings;
 
@@ -182,7 +183,7 @@ inline cudaError_t cudaGetDevice(int* device) {
   return cudaSuccess;
 }
 inline cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void*) {
-  attributes->ptxVersion = 90;
+  attributes->ptxVersion = cuda_on_host::settings.code_for;
   return cudaSuccess;
 }
 inline cudaError_t cudaGetLastError() { return cudaSuccess; }
