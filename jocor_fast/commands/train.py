@@ -93,7 +93,12 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
             processes = stack.enter_context(joined_processes(config["device"]))
         except ValueError as error:
             raise ConfigError(config.relabelled(str(error))) from error
-        return _run(config, processes, console)
+        try:
+            return _run(config, processes, console)
+        except RuntimeError as error:
+            if isinstance(error, RunError) or not processes.lost(error):
+                raise
+            raise RunError(processes.loss_in_words("")) from error
 
 
 def _run(config: Config, processes: Processes, console: Console) -> int:

@@ -37,7 +37,8 @@ class FailedElsewhere(RunError):
 class Processes:
     """Who takes part in a run.
 
-    Every method but `lost` must be called by all of them in the same order; alone, each is what it is for one process.
+    All of them must call every method in the same order, but for what tells of a lost one; alone, each method is what it
+    is for one process.
 
     Attributes:
         rank: which one this is, from 0.
@@ -143,6 +144,11 @@ class Processes:
     def lost(self, error: BaseException) -> bool:
         """Whether it says that another process is gone."""
         return self.count > 1 and isinstance(error, RuntimeError) and _LOST.search(str(error)) is not None
+
+    def loss_in_words(self, how_to_go_on: str) -> str:
+        """The sentence for an error that `lost` knows."""
+        gone = f"process {self.rank} of {self.count} has lost another one, which has ended or cannot be reached"
+        return f"{gone}; {how_to_go_on}" if how_to_go_on else gone
 
 
 ALONE = Processes()

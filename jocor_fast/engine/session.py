@@ -124,11 +124,8 @@ class Session:
                     raise
                 termination.ignore_from_now_on()  # torchrun ends all processes when it sees that one is gone
                 self._note_the_end()
-                going_on = "" if self.output is None else f"; resume goes on from the last checkpoint in {self.output}"
-                raise RunError(
-                    f"process {self.processes.rank} of {self.processes.count} has lost another one, which has ended or "
-                    f"cannot be reached{going_on}"
-                ) from error
+                going_on = "" if self.output is None else f"resume goes on from the last checkpoint in {self.output}"
+                raise RunError(self.processes.loss_in_words(going_on)) from error
 
     def _note_the_end(self) -> None:
         """Write summary.json where the other processes cannot be waited for."""
