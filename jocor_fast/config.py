@@ -28,7 +28,7 @@ else:
 
 Source = Literal["flag", "config", "recipe", "preset", "default"]
 NOISE_OPTIONS = ("noise", "noise_rate", "noise_seed", "noise_matrix")
-FILE_OPTIONS = ("normalisation", "loader", "strict")
+FILE_OPTIONS = ("image_size", "normalisation", "loader", "strict")
 
 
 class ConfigError(ValueError):

@@ -11,6 +11,7 @@ from dataclasses import MISSING, dataclass, fields
 from typing import Any, Literal
 
 from .data import DATASETS, LOADERS, NORMALISATIONS
+from .data.preprocessing import CROP
 from .engine.settings import AUGMENTATIONS, OPTIMIZERS, PRECISIONS, SCOPES, TrainSettings
 from .methods import METHODS
 from .noise import NOISE_KINDS
@@ -192,6 +193,12 @@ _TABLE = (
     ),
     Option(
         "no_test", _VALIDATION, "switch", "", "leave the test set alone: nothing is measured on it", default=False,
+    ),
+    Option(
+        "image_size", _IMAGES, "whole", "N",
+        "side of the square that a network sees: images are resized to 8/7 of it and cropped; the time of a step "
+        "grows with its square",
+        default=CROP, why="as in the paper; without a GPU rather 32 or 64",
     ),
     Option(
         "normalisation", _IMAGES, "choice", "NAME", "mean and standard deviation that pixels are normalised by",

@@ -31,11 +31,10 @@ def describe_input(task: Task, model: str, normalisation: str) -> dict[str, Any]
     """What a checkpoint holds under "input", for networks named `model` that are trained on the task."""
     dataset = task.dataset
     if isinstance(dataset, ImageDataset):
-        preprocessing = Preprocessing(dataset.resize, normalisation=normalisation)
         resize = dataset.resize if isinstance(dataset.resize, int) else list(dataset.resize)
         kind: dict[str, Any] = {
             "kind": "files",
-            "shape": [3, preprocessing.crop, preprocessing.crop],
+            "shape": [3, dataset.crop, dataset.crop],
             "resize": resize,
             "normalisation": normalisation,
         }

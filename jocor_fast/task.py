@@ -103,6 +103,8 @@ def build_task(config: Config, announce: Callable[[str], None] | None = None) ->
 def _built_task(config: Config, announce: Callable[[str], None] | None) -> Task:
     root = Path(config["data_root"]) if config["data_root"] is not None else None
     dataset = load_dataset(config["dataset"], root, announce=announce)
+    if isinstance(dataset, ImageDataset):
+        dataset = dataset.at_size(config["image_size"])
     if config["model"] is None:
         config.decide("model", dataset.default_model)
     labels = _noisy_labels(config, dataset)
@@ -174,7 +176,10 @@ def _image_parts(config: Config, dataset: ImageDataset) -> _Parts:
     if config["loader"] == "auto":
         config.decide("loader", loader, reason=reason)
     preprocessing = Preprocessing(
-        dataset.resize, augment=config["augment"] == "crop-flip", normalisation=config["normalisation"]
+        dataset.resize,
+        crop=dataset.crop,
+        augment=config["augment"] == "crop-flip",
+        normalisation=config["normalisation"],
     )
     bad_files = BadFiles(strict=config["strict"])
     parts = {
@@ -261,5 +266,5 @@ def _decide_forget_rate(config: Config, labels: _NoisyLabels, realised: float | 
         where = "with " + config.label("labels") if config["labels"] is not None else f"for {config['dataset']}"
         raise ConfigError(
             f"--forget-rate is required {where} where the clean labels are unknown: the share of wrong labels that you "
-            "expect, in [0, 1)"
+            "expect, in [0, 1), or auto to have it estimated first"
         )

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import signal
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,9 @@ from image_cases import damage, encoded, picture, write_clothing1m
 from jocor_fast.cli import main
 from jocor_fast.data import ImageDataset, load_dataset
 from jocor_fast.data.bad_files import BadFiles
+from jocor_fast.data.image_set import ImageList
 from jocor_fast.data.image_source import ImageInputs
-from jocor_fast.data.preprocessing import Preprocessing
+from jocor_fast.data.preprocessing import CROP, Preprocessing
 from jocor_fast.engine.epoch_log import EpochLog, shares
 from jocor_fast.engine.run import EvalData, Run, TrainData, fit
 from jocor_fast.engine.trainer import Trainer
@@ -39,9 +40,13 @@ def spoilt(tmp_path: Path) -> dict[str, str]:
 
 @pytest.fixture
 def small_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """32×32 out of 36×36 in the place of 224×224 out of 256×256."""
-    monkeypatch.setattr("jocor_fast.task.Preprocessing", functools.partial(Preprocessing, crop=SMALL.crop))
-    monkeypatch.setattr("jocor_fast.data.clothing1m.SQUASHED_TO", SMALL.resize)
+    """32×32 out of 36×36 in the place of 224×224 out of 256×256, where no --image-size is given."""
+    at_size = ImageDataset.at_size
+
+    def smaller(dataset: ImageDataset, crop: int) -> ImageDataset:
+        return replace(at_size(dataset, crop), resize=SMALL.resize, crop=SMALL.crop) if crop == CROP else dataset
+
+    monkeypatch.setattr(ImageDataset, "at_size", smaller)
 
 
 def train(folder: Path, *arguments: str, output: str = "run") -> int:
@@ -157,11 +162,8 @@ def test_what_does_not_go_together_is_refused(
 
 
 def test_labels_of_a_folder_are_not_claimed_to_be_clean_unless_noise_is_added_to_them(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(
-        "jocor_fast.task.Preprocessing", lambda resize, **other: Preprocessing((10, 10), crop=8, **other)
-    )
     generator = np.random.default_rng(0)
     for label, name in enumerate(("ant", "bee")):
         (tmp_path / "images" / name).mkdir(parents=True)
@@ -175,6 +177,8 @@ def test_labels_of_a_folder_are_not_claimed_to_be_clean_unless_noise_is_added_to
         "1",
         "--loader",
         "torchvision",
+        "--image-size",
+        "8",
         "--val-fraction",
         "0.2",
     ]
@@ -284,3 +288,32 @@ def test_without_dali_auto_takes_the_other_and_asking_for_it_is_one_sentence(
     write_clothing1m(tmp_path / "data")
     assert train(tmp_path, "--loader", "dali", "--forget-rate", "0.2") == 2
     assert "--loader must be torchvision where DALI cannot be imported" in capsys.readouterr().err
+
+
+def test_a_run_at_another_image_size_sees_such_images_and_predicts_on_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_clothing1m(tmp_path / "data" / "clothing1m")
+    options = ["--epochs=1", "--batch-size=8", "--forget-rate=0.2", "--loader=torchvision"]
+    assert train(tmp_path, *options, "--image-size=28") == 0
+    assert "resized to 32×32, cropped to the centre of 28×28" in " ".join(capsys.readouterr().out.split())
+    described = torch.load(tmp_path / "run" / "checkpoint.pt", weights_only=True)["input"]
+    assert (described["shape"], described["resize"]) == ([3, 28, 28], [32, 32])
+    image = next((tmp_path / "data" / "clothing1m" / "images").rglob("clean_test,*"))
+    assert main(["predict", str(tmp_path / "run"), str(image)]) == 0
+    assert main(["audit", str(tmp_path / "run"), f"--data-root={tmp_path / 'data'}"]) == 0
+    capsys.readouterr()
+    assert train(tmp_path, *options, "--image-size=32", "--resume") == 1
+    assert "holds a run of other settings" in capsys.readouterr().err
+    assert train(tmp_path, *options, "--image-size=7", output="b") == 2
+    assert "error: --image-size must be at least 8, got 7" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("resize", "crop", "resized"),
+    [(256, 112, 128), (256, 224, 256), ((256, 256), 32, (37, 37)), ((300, 256), 8, (11, 9))],
+)
+def test_at_another_size_as_much_is_cut_off_as_before(resize: Any, crop: int, resized: Any) -> None:
+    images = ImageList(Path(), ["a.jpg"], np.zeros(1, np.int64))
+    dataset = ImageDataset("csv:a", images, ("a",), resize=resize).at_size(crop)
+    assert (dataset.resize, dataset.crop) == (resized, crop)

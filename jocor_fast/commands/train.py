@@ -17,7 +17,6 @@ from rich.text import Text
 from .._extension import build_info
 from ..config import Config, ConfigError, resolve
 from ..data import DataError, ImageDataset
-from ..data.preprocessing import CROP
 from ..engine.environment import resolve_device
 from ..engine.errors import RunError
 from ..engine.folder import CONFIG
@@ -322,7 +321,7 @@ def _images_text(config: Config, dataset: ImageDataset) -> str:
     crop = "the centre" if config["augment"] == "none" else "a random part, mirrored at even odds (centre to evaluate)"
     normalisation = f"{config['normalisation']} normalisation ({config.origin('normalisation')})"
     reader = f"read by {config['loader']} ({config.origin('loader')})"
-    return f"{resize}, cropped to {crop} of {CROP}×{CROP}, {normalisation}, {reader}"
+    return f"{resize}, cropped to {crop} of {dataset.crop}×{dataset.crop}, {normalisation}, {reader}"
 
 
 def _data_text(task: Task) -> str:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from jocor_fast.data.dataset import DataError
+from jocor_fast.data.preprocessing import CROP
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
+SMALLEST_CROP = 8  # cnn halves it three times
 MOST_TRIED = 100  # where none of so many files can be read, the folder is wrong, not the files
 
 
@@ -50,6 +52,7 @@ class ImageDataset:
         class_names: what the classes 0 … C−1 are called.
         label_table: the labels in the data set's files, in the order 0 … C−1, where they are not those numbers.
         resize: (height, width) that every image is squashed to, or the length of its short side.
+        crop: side of the square that a network sees of it.
         noise_estimate: share of wrong training labels, measured on images that have a clean label too; else None.
         default_model: the network for this data where none is asked for.
         notes: what a user should know of how the files were read, a sentence each.
@@ -63,6 +66,7 @@ class ImageDataset:
     val: ImageList | None = None
     label_table: tuple[str, ...] | None = None
     resize: tuple[int, int] | int = 256
+    crop: int = CROP
     noise_estimate: float | None = None
     default_model: str = "resnet18"
     notes: tuple[str, ...] = ()
@@ -72,6 +76,14 @@ class ImageDataset:
         for part, images in (("training", self.train), ("test", self.test), ("validation", self.val)):
             if images is not None and not len(images):
                 raise DataError(f"{self.source} has no {part} image")
+
+    def at_size(self, crop: int) -> ImageDataset:
+        """The same images with another crop, resized to as much more than that as before."""
+        if crop < SMALLEST_CROP:
+            raise ValueError(f"image_size must be at least {SMALLEST_CROP}, got {crop}")
+        height, width = (self.resize, self.resize) if isinstance(self.resize, int) else self.resize
+        height, width = round(height * crop / self.crop), round(width * crop / self.crop)
+        return replace(self, resize=height if isinstance(self.resize, int) else (height, width), crop=crop)
 
     @property
     def num_classes(self) -> int:
