@@ -100,15 +100,18 @@ def main(work: Path) -> None:
     rows, shown = [("clone and virtual environment", f"{preparing:.0f} s")], []
     for command in readme_commands(SETTING_UP) + readme_commands(OWN_IMAGES):
         seconds, text = timed(command, clone, inside)
+        if command.startswith("pip install torch") and "Processing /" in text:
+            shown.append("pip found its packages on the machine: elsewhere their download comes on top")
         step = next(name for start, name in STEPS.items() if command.startswith(start))
         rows.append((f"{step}: `{command.partition('#')[0].strip()}`", f"{seconds:.0f} s"))
         if command.startswith("jocor-fast"):
-            shown += [line for line in text.splitlines() if line.startswith(("τ ", "wrong "))]
+            lines = [" ".join(line.split()) for line in text.splitlines() if line.startswith(("τ ", "wrong "))]
+            shown += [f"`{line}`" for line in lines]
     print("# A new user's path: from a clone to a list of suspicious labels\n")
     print(f"{' '.join((__doc__ or '').split('    python')[0].split())}\n")
     print(TextTable(("step", "time"), rows).markdown())
     for line in shown:
-        print(f"- `{' '.join(line.split())}`")
+        print(f"- {line}")
     for top in (50, WRONG, 300):
         print(f"- {found(clone / LIST, wrong, top)} of the {WRONG} misplaced images are in the first {top} of the list")
     text = ", ".join(f"{name} {value}" for name, value in machine().items())

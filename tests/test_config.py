@@ -40,6 +40,7 @@ FLAGS = [
     ("val_fraction", "0.1", 0.1, {}),
     ("val_labels", "clean", "clean", {"val_fraction": "0.1"}),
     ("no_test", True, True, {}),
+    ("image_size", "32", 32, {"dataset": "folder:photos"}),
     ("normalisation", "clothing1m", "clothing1m", {"dataset": "folder:photos"}),
     ("loader", "dali", "dali", {"dataset": "folder:photos"}),
     ("strict", True, True, {"dataset": "folder:photos"}),

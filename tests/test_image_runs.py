@@ -44,7 +44,8 @@ def small_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
     at_size = ImageDataset.at_size
 
     def smaller(dataset: ImageDataset, crop: int) -> ImageDataset:
-        return replace(at_size(dataset, crop), resize=SMALL.resize, crop=SMALL.crop) if crop == CROP else dataset
+        sized = at_size(dataset, crop)
+        return replace(sized, resize=SMALL.resize, crop=SMALL.crop) if crop == CROP else sized
 
     monkeypatch.setattr(ImageDataset, "at_size", smaller)
 

@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import re
+import shlex
+import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from jocor_fast.cli import main
+
 ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+import new_user_path  # noqa: E402
+
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 EXAMPLES = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 PROSE = re.sub(r"```.*?```", "", README, flags=re.DOTALL)
@@ -34,6 +43,25 @@ def test_an_example_runs(example: str, tmp_path: Path, monkeypatch: pytest.Monke
     names: dict[str, object] = {}
     exec(compile(example, "README.md", "exec"), names)
     assert "jf" in names
+
+
+def test_the_way_of_a_new_user_is_that_of_the_readme(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its commands run as they stand and find what was misplaced; the recorded way is that of the same commands."""
+    generator = np.random.default_rng(0)
+    labels = np.arange(160) % 2
+    bright = np.where(labels, 200, 60)[:, None, None] + generator.integers(-40, 40, (160, 12, 12))
+    wrong = new_user_path.make_photos(tmp_path / new_user_path.PHOTOS, bright.astype(np.uint8), labels, 16)
+    monkeypatch.chdir(tmp_path)
+    commands = new_user_path.readme_commands(new_user_path.OWN_IMAGES)
+    assert [command.split()[1] for command in commands] == ["train", "audit"]
+    for command in commands:
+        assert main(shlex.split(command)[1:]) == 0
+    assert new_user_path.found(new_user_path.LIST, wrong, 16) >= 14
+    recorded = (ROOT / "benchmarks" / "results" / "new_user_path.md").read_text(encoding="utf-8")
+    for command in new_user_path.readme_commands(new_user_path.SETTING_UP) + commands:
+        assert f"`{command.partition('#')[0].strip()}`" in recorded
 
 
 @pytest.mark.parametrize(("test", "file"), TESTS)
