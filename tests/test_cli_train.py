@@ -288,6 +288,15 @@ def test_a_folder_that_holds_a_run_is_left_alone(blobs: np.ndarray, capsys: pyte
     assert {path.name: path.read_bytes() for path in Path("run").iterdir()} == before
 
 
+def test_a_folder_that_holds_a_run_is_refused_before_anything_is_estimated(
+    blobs: np.ndarray, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert train("--dataset", "npz:blobs.npz", "--noise-rate", "0.25") == 0
+    monkeypatch.setattr("jocor_fast.commands.train.estimate_noise", lambda *_, **__: pytest.fail("estimated"))
+    assert train("--dataset", "npz:blobs.npz", "--noise-rate", "0.25", "--forget-rate", "auto") == 1
+    assert "--output: run holds a run already" in capsys.readouterr().err
+
+
 def test_resume_without_a_run_starts_one(blobs: np.ndarray) -> None:
     assert train("--dataset", "npz:blobs.npz", "--resume") == 0
     assert len(content("metrics.jsonl")) == 2

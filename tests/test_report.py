@@ -294,3 +294,10 @@ def test_elsewhere_every_epoch_is_a_line_however_narrow(terminal: bool, environm
 def test_no_color_is_respected() -> None:
     assert "\x1b[38;" in shown_on(80, environment={"TERM": "xterm-256color"})
     assert "\x1b[38;" not in shown_on(80, environment={"TERM": "xterm-256color", "NO_COLOR": "1"})
+
+
+def test_a_table_that_cannot_be_written_leaves_nothing_behind(tmp_path: Path) -> None:
+    (tmp_path / "table.md").mkdir()
+    with pytest.raises(OSError, match="table"):
+        write_text(tmp_path / "table.md", "no file can take the place of a folder")
+    assert [path.name for path in tmp_path.iterdir()] == ["table.md"]

@@ -61,7 +61,7 @@ class QueuedRun:
     def start(self, threads: int) -> None:
         """Start the run as a process with so many threads."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        with (self.folder / LOG_NAME).open("wb") as log:
+        with (self.folder / LOG_NAME).open("ab") as log:
             self._process = subprocess.Popen(
                 self.command(),
                 stdin=subprocess.DEVNULL,

@@ -19,7 +19,7 @@ from ..config import Config, ConfigError, resolve
 from ..data import DataError, ImageDataset
 from ..engine.environment import resolve_device
 from ..engine.errors import RunError
-from ..engine.folder import CONFIG
+from ..engine.folder import CONFIG, check_free
 from ..engine.plan import whole_batch
 from ..engine.processes import FailedElsewhere, Processes, joined_processes
 from ..engine.run import EpochEvent, Run, fit
@@ -104,6 +104,7 @@ def _run(config: Config, processes: Processes, console: Console) -> int:
     """This process's part of the run; the first one speaks for all."""
     if not processes.first:
         console.quiet = True
+    processes.from_first(lambda: _check_output(config))  # before data are read, let alone τ estimated
     task = processes.one_a_machine_first(
         lambda: build_task(config, announce=lambda sentence: console.print(Text(sentence), soft_wrap=True))
     )
@@ -134,6 +135,16 @@ def _run(config: Config, processes: Processes, console: Console) -> int:
         sentence = f"the run diverged in {place}: {fault['reason']}; its files are kept in {config['output']}"
         raise RunError(sentence) if processes.first else FailedElsewhere(sentence)
     return 0
+
+
+def _check_output(config: Config) -> None:
+    """RunError where the folder holds a run that this one is not to go on with."""
+    if config["resume"]:
+        return
+    try:
+        check_free(Path(config["output"]))
+    except RunError as error:
+        raise RunError(config.relabelled(str(error))) from error
 
 
 def _whole_batch(config: Config, settings: TrainSettings, task: Task, processes: Processes) -> int:

@@ -53,10 +53,6 @@ class RunFolder:
         """Let other runs have the folder."""
         self._lock.release()
 
-    def holds_a_run(self) -> bool:
-        """Whether one has been started here."""
-        return any((self.path / name).exists() for name in (*_OF_A_RUN, FIRST_STAGE))
-
     def clear(self) -> None:
         """Remove what an earlier run left."""
         for name in (*_OF_A_RUN, CURVES, BAD_FILES):
@@ -170,6 +166,12 @@ class RunFolder:
         return RunError(
             f"output: {self.path / name} cannot be written ({error.strerror or error}), what was there is kept"
         )
+
+
+def check_free(path: Path) -> None:
+    """RunError where a run has been started in the folder."""
+    if any((path / name).exists() for name in (*_OF_A_RUN, FIRST_STAGE)):
+        raise RunError(f"output: {path} holds a run already; resume it, or give another folder")
 
 
 def read_history(path: Path) -> SampleStatistics:

@@ -37,8 +37,8 @@ class FailedElsewhere(RunError):
 class Processes:
     """Who takes part in a run.
 
-    All of them must call every method in the same order, but for what tells of a lost one; alone, each method is what it
-    is for one process.
+    All of them must call the methods in the same order, but for what tells of a lost one; alone, each is what it is for
+    one process.
 
     Attributes:
         rank: which one this is, from 0.

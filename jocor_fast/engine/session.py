@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from jocor_fast.engine.environment import describe_environment
 from jocor_fast.engine.errors import RunError
 from jocor_fast.engine.first_stage import estimate_from_network
-from jocor_fast.engine.folder import CONFIG, SUMMARY, RunFolder, plain
+from jocor_fast.engine.folder import CONFIG, SUMMARY, RunFolder, check_free, plain
 from jocor_fast.engine.history import SampleStatistics
 from jocor_fast.engine.interrupt import EXIT_CODE, TerminationRequest
 from jocor_fast.engine.plan import EpochPlan, plan_epoch
@@ -197,8 +197,8 @@ class Session:
         return None
 
     def _start(self, folder: RunFolder, *, over: bool) -> None:
-        if folder.holds_a_run() and not over:
-            raise RunError(f"output: {folder.path} holds a run already; resume it, or give another folder")
+        if not over:
+            check_free(folder.path)
         folder.clear()
         folder.write_json(CONFIG, self.config)
 

@@ -6,6 +6,7 @@ an empty field for what does not apply).
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import os
@@ -108,5 +109,9 @@ def write_text(path: Path, text: str) -> None:
 def write_bytes(path: Path, data: bytes) -> None:
     """The same for bytes."""
     partial = path.with_name(f".{path.name}.partial")
-    partial.write_bytes(data)
-    os.replace(partial, path)
+    try:
+        partial.write_bytes(data)
+        os.replace(partial, path)
+    finally:  # of a full disk nothing is left behind
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
