@@ -44,11 +44,13 @@ def two_convolutions() -> nn.Module:
 
 
 class Unused(nn.Module):
-    """A network with a layer that it does not use."""
+    """A network with a layer that it does not use, and buffers that are no numbers side by side."""
 
     def __init__(self) -> None:
         super().__init__()
         self.used, self.unused = small_tanh(), nn.Linear(3, 3)
+        self.register_buffer("mask", torch.ones(2, 3, dtype=torch.bool).t())
+        self.register_buffer("steps", torch.tensor(3))
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         logits: torch.Tensor = self.used(inputs)

@@ -87,7 +87,10 @@ class Processes:
         """Give all processes the values that the first one's tensors have."""
         if self.count > 1:
             for tensor in tensors:
-                dist.broadcast(tensor, 0)
+                values = tensor.contiguous()
+                dist.broadcast(values, 0)
+                if values is not tensor:
+                    tensor.copy_(values)
 
     def any(self, condition: bool) -> bool:
         """Whether it holds in any of the processes."""
