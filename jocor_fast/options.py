@@ -224,13 +224,11 @@ _TABLE = (
     ),
     _training(
         "selection_scope", _TOGETHER, "choice", "SCOPE",
-        "each process selects among its own rows of a batch, or all together", "global costs a gather of the logits",
-        SCOPES,
+        "what is selected among, a process's own rows of a batch or those of all", "it needs no exchange", SCOPES,
     ),
     _training(
         "batch_scope", _TOGETHER, "choice", "SCOPE",
-        "whether --batch-size is that of each process or of all together; the learning rate is as given in either case",
-        "as torch's own loaders take it", SCOPES,
+        "whose size --batch-size is, each process's or all of theirs; the learning rate stays as given", "", SCOPES,
     ),
     Option("output", _RUN, "text", "DIR", "folder for the run's files", why="runs/DATASET-METHOD-NOISE-seedN"),
     Option(

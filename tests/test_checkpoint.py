@@ -488,3 +488,15 @@ def test_a_checkpoint_is_not_replaced_by_one_of_broken_networks(tmp_path: Path) 
 def test_checkpoints_every_so_many_steps_need_a_step(steps: int) -> None:
     with pytest.raises(ValueError, match=f"checkpoint_every must be at least 1, got {steps}"):
         fit(settings(), small_mlp, blobs(70), checkpoint_every=steps)
+
+
+def test_a_run_of_two_processes_is_not_gone_on_with_by_one(tmp_path: Path) -> None:
+    train("paired", tmp_path, epochs=2)
+    checkpoint = torch.load(tmp_path / "checkpoint.pt", weights_only=True)
+    checkpoint["identity"]["processes"] = 2
+    torch.save(checkpoint, tmp_path / "checkpoint.pt")
+    with pytest.raises(RunError, match=r"holds a run of other settings: processes \(then 2, now 1\)"):
+        train("paired", tmp_path, epochs=2, resume=True)
+    del checkpoint["identity"]["processes"]  # as before there could be several
+    torch.save(checkpoint, tmp_path / "checkpoint.pt")
+    assert train("paired", tmp_path, epochs=2, resume=True).summary["status"] == "finished"

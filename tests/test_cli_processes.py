@@ -38,20 +38,15 @@ def test_other_commands_say_that_they_run_in_one_process(
     assert f"{command[0]} runs in one process: torchrun is for `jocor-fast train`" in capsys.readouterr().err
 
 
-def test_what_torchrun_starts_again_goes_on(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    command = ["train", "--epochs", "2", "--device", "cpu", "--output", str(tmp_path)]
-    assert main([*command, "--stop-after", "1"]) == 0
-    assert main(command) == 1
-    assert "holds a run already" in capsys.readouterr().err
-    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
-    assert main(command) == 0
-    assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 2
-
-
 def test_a_run_under_torchrun_of_one_process_is_a_run_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {**SECOND_OF_TWO, "RANK": "0", "WORLD_SIZE": "1"}.items():
         monkeypatch.setenv(name, value)
     assert main(["train", "--epochs", "1", "--device", "cpu", "--output", str(tmp_path)]) == 0
     assert '"processes": 1' in (tmp_path / "summary.json").read_text()
+
+
+def test_a_scope_that_one_process_has_no_use_for_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["train", "--epochs", "1", "--device", "cpu", "--output", str(tmp_path)]
+    assert main([*command, "--selection-scope", "global", "--batch-scope", "process"]) == 0
+    said = "--selection-scope and --batch-scope change nothing: there is one process"
+    assert said in capsys.readouterr().err

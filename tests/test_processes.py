@@ -124,9 +124,30 @@ def test_what_fails_in_the_first_process_ends_the_others_with_its_reason(togethe
     assert first["after"] == second["after"] == [0, 1]  # and they still understand each other
 
 
-def test_processes_with_different_data_are_told(together: list[Results]) -> None:
-    for one in of_both(together, "different data"):
-        assert "training labels" in one["raised"]
+def test_processes_that_are_given_different_things_are_told(together: list[Results]) -> None:
+    for one in of_both(together, "disagreements"):
+        assert list(one["said"]) == one["asked"]
+        for name, said in one["said"].items():
+            assert name in said
+
+
+def test_sigterm_that_reaches_one_process_at_the_end_ends_all_of_them_alike(together: list[Results]) -> None:
+    assert [one["code"] for one in of_both(together, "ended at the end")] == [143, 143]
+
+
+@pytest.mark.parametrize(
+    ("error", "lost"),
+    [
+        (RuntimeError("[/x/gloo/transport/tcp/pair.cc:547] Connection closed by peer [::1]:1"), True),
+        (torch.distributed.DistBackendError("NCCL error"), True),
+        (RuntimeError("my sensor timed out"), False),
+        (RuntimeError("no connection to the database"), False),
+        (OSError("Connection reset by peer"), False),
+    ],
+)
+def test_an_error_of_the_networks_is_not_taken_for_a_lost_process(error: Exception, lost: bool) -> None:
+    assert Processes(count=2).lost(error) == lost
+    assert not ALONE.lost(error)
 
 
 def test_a_run_leaves_the_same_networks_in_all_processes(together: list[Results]) -> None:
@@ -144,8 +165,9 @@ def test_each_process_has_dropout_masks_of_its_own(together: list[Results]) -> N
 class Torchrun:
     """The slow run in two processes, under torchrun."""
 
-    def __init__(self, folder: Path, *words: str) -> None:
+    def __init__(self, folder: Path, *words: str, restarts: int = 0) -> None:
         launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+        launch.append(f"--max-restarts={restarts}")
         script = [two_processes.__file__, str(folder), "run", *words]
         self.child = subprocess.Popen([*launch, *script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
@@ -170,18 +192,20 @@ class Torchrun:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="finds processes by /proc")
-def test_a_run_goes_on_bitwise_after_a_process_was_killed_and_after_sigterm(
+def test_a_run_goes_on_bitwise_after_processes_were_killed_and_after_sigterm(
     together: list[Results], tmp_path: Path
 ) -> None:
-    first = Torchrun(tmp_path)
-    first.wait_for_epoch(4)
+    first = Torchrun(tmp_path, "resume", restarts=1)
+    first.wait_for_epoch(3)
+    os.kill(first.worker(1), signal.SIGKILL)
+    first.wait_for_epoch(7)  # of what torchrun has started again
     killed = time.monotonic()
     os.kill(first.worker(1), signal.SIGKILL)
     code, errors = first.end()
     assert code != 0
     assert time.monotonic() - killed < 30
-    assert "process 0 of 2 has lost another one" in errors
-    assert f"resume goes on from the last checkpoint in {tmp_path}" in errors
+    said = "process 0 of 2 has lost another one, which has ended or cannot be reached; resume goes on from the last"
+    assert errors.count(f"{said} checkpoint in {tmp_path}") == 2
     assert json.loads((tmp_path / "summary.json").read_text())["status"] == "interrupted"
 
     second = Torchrun(tmp_path, "resume")

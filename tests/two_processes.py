@@ -9,6 +9,8 @@ Every function in `SCENARIOS` takes the processes and returns what the tests loo
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 import tempfile
 import time
@@ -29,7 +31,7 @@ from jocor_fast.data.image_source import ImageInputs
 from jocor_fast.data.preprocessing import Preprocessing
 from jocor_fast.engine.plan import plan_epoch
 from jocor_fast.engine.processes import FailedElsewhere, Processes, SharedRequest, joined_processes
-from jocor_fast.engine.run import fit
+from jocor_fast.engine.run import EpochEvent, fit
 from jocor_fast.engine.samples import EvalData, TrainData
 from jocor_fast.engine.trainer import Trainer
 from jocor_fast.methods import METHODS, FCorrection
@@ -184,13 +186,40 @@ def failure(processes: Processes) -> dict[str, Any]:
     return {"raised": raised, "after": processes.objects(processes.rank)}
 
 
-def different_data(processes: Processes) -> dict[str, Any]:
-    """A run whose processes are given different labels."""
-    try:
-        fit(settings(), small_mlp, blobs(70, seed=processes.rank), processes=processes)
-    except ValueError as error:
-        return {"raised": str(error)}
-    return {"raised": ""}
+def disagreements(processes: Processes) -> dict[str, Any]:
+    """Runs whose processes are given different things."""
+    first, (network, other) = processes.first, (small_mlp, small_tanh)
+    given: dict[str, Any] = {
+        "training labels": {"train": blobs(70, seed=processes.rank)},
+        "test labels": {"test": held_out(21) if first else None},
+        "output folder": {"output": "never made" if first else None},
+        "checkpoint_every": {"checkpoint_every": 3 if first else None},
+        "epochs": {"settings": settings(epochs=2 if first else 3)},
+        "networks": {"networks": network if first else lambda: nn.Sequential(nn.Flatten(), nn.Linear(6, CLASSES))},
+    }
+    said = {}
+    for name, changes in given.items():
+        whole = {"settings": settings(), "networks": other, "train": blobs(70), **changes}
+        try:
+            fit(**whole, processes=processes)
+        except ValueError as error:
+            said[name] = str(error)
+    return {"said": said, "asked": list(given)}
+
+
+def ended_at_the_end(processes: Processes) -> dict[str, Any]:
+    """SIGTERM that reaches the last process alone, when the last epoch is over."""
+
+    def on_epoch(event: EpochEvent) -> None:
+        if event.epoch == 2 and processes.rank == processes.count - 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            fit(settings(epochs=2), small_mlp, blobs(70), output=folder, processes=processes, on_epoch=on_epoch)
+        except SystemExit as end:
+            return {"code": end.code}
+    return {"code": None}
 
 
 def whole_run(
@@ -242,7 +271,8 @@ SCENARIOS: dict[str, Callable[[Processes], dict[str, Any]]] = {
     "none differ": lambda processes: disagreement(processes, ()),
     "request": request,
     "failure": failure,
-    "different data": different_data,
+    "disagreements": disagreements,
+    "ended at the end": ended_at_the_end,
     "whole run": whole_run,
     "drawn": drawn,
     "images torchvision": lambda processes: images(processes, "torchvision"),
@@ -266,6 +296,9 @@ def run_all(processes: Processes) -> dict[str, Any]:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     folder, *words = sys.argv[1:]
+    for _ in range(2):  # groups before, as those of other runs in the same script
+        with joined_processes("cpu") as others:
+            assert others.objects(others.rank) == [0, 1]
     with joined_processes("cpu") as together:
         if words:
             whole_run(together, Path(folder), resume="resume" in words, slow=True)

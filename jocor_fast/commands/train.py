@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import os
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -85,8 +84,6 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     """Train as the options say; 0, or a ConfigError, DataError or RunError."""
     flags = {name: value for name, value in vars(arguments).items() if name in OPTIONS}
     config = resolve(flags, arguments.config)
-    if int(os.environ.get("TORCHELASTIC_RESTART_COUNT") or 0) > 0:  # torchrun starts again what it started itself
-        config.decide("resume", True, "flag")
     with contextlib.ExitStack() as stack:
         try:
             processes = stack.enter_context(joined_processes(config["device"]))
@@ -95,9 +92,9 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
         try:
             return _run(config, processes, console)
         except RuntimeError as error:
-            if isinstance(error, RunError) or not processes.lost(error):
+            if not processes.lost(error):
                 raise
-            raise RunError(processes.loss_in_words("")) from error
+            raise RunError(processes.loss_in_words(error)) from error
 
 
 def _run(config: Config, processes: Processes, console: Console) -> int:
@@ -116,7 +113,7 @@ def _run(config: Config, processes: Processes, console: Console) -> int:
         _one_class_warning(task),
         forget_rate_warning(config, task),
         _ramp_warning(config, task, batch),
-        _idle_warning(config),
+        _idle_warning(config, processes),
     ):
         if warning and processes.first:
             print(f"jocor-fast: warning: {warning}", file=sys.stderr)
@@ -170,12 +167,14 @@ def _device(config: Config) -> torch.device:
 
 def _tensorboard(config: Config, processes: Processes) -> contextlib.AbstractContextManager[TensorBoardLog | None]:
     """What writes for TensorBoard, where that is asked for; a ConfigError where its package is missing."""
-    if not config["tensorboard"] or not processes.first:
+    if not config["tensorboard"]:
         return contextlib.nullcontext()
+    boards: list[TensorBoardLog] = []
     try:
-        return TensorBoardLog(Path(config["output"]))
+        processes.from_first(lambda: boards.append(TensorBoardLog(Path(config["output"]))))
     except MissingTensorBoard as error:
         raise ConfigError(f"{config.label('tensorboard')} {error}") from error
+    return boards[0] if boards else contextlib.nullcontext()
 
 
 def _estimated_forget_rate(config: Config, task: Task, processes: Processes, console: Console) -> dict[str, Any] | None:
@@ -243,8 +242,15 @@ def _fit(
         raise
     except ValueError as error:
         raise ConfigError(config.relabelled(str(error))) from error
-    except (MemoryError, torch.OutOfMemoryError) as error:
-        raise RunError(f"out of memory on {settings.device}: a smaller --batch-size needs less") from error
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and not _out_of_memory(error):
+            raise
+        smaller = "--batch-size or --image-size" if config["image_size"] is not None else "--batch-size"
+        raise RunError(f"out of memory on {settings.device}: a smaller {smaller} needs less") from error
+
+
+def _out_of_memory(error: RuntimeError) -> bool:
+    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)  # on the CPU
 
 
 def _help(option: Option) -> str:
@@ -390,8 +396,11 @@ def _one_class_warning(task: Task) -> str | None:
     return f"{dataset.name} has one class only{name}: there is nothing to learn"
 
 
-def _idle_warning(config: Config) -> str | None:
+def _idle_warning(config: Config, processes: Processes) -> str | None:
     """A sentence where flags were given that the method has no use for (in a file they may serve other methods)."""
+    scopes = [OPTIONS[name].flag for name in ("selection_scope", "batch_scope") if config.sources[name] == "flag"]
+    if scopes and processes.count == 1:
+        return f"{' and '.join(scopes)} change{'s' * (len(scopes) == 1)} nothing: there is one process"
     method = METHODS[config["method"]]
     unused = ["co_lambda"] * (not method.uses_co_lambda) + ["forget_rate", "ramp_epochs"] * (not method.selects)
     idle = [name for name in unused if config.sources[name] == "flag"]

@@ -54,6 +54,8 @@ class BadFiles:
         for reasons in processes.objects(self.reasons):
             for path, reason in reasons.items():
                 merged.setdefault(path, reason)
+        if processes.count > 1:
+            merged = dict(sorted(merged.items()))  # whoever met them first, and whenever this is called
         self.restore(merged)
 
     def lines(self) -> bytes:

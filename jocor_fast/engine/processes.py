@@ -9,24 +9,34 @@ the first process alone reads and writes. Tensors on the device go through the p
 from __future__ import annotations
 
 import contextlib
+import functools
+import itertools
 import os
 import re
-from collections.abc import Callable, Iterator
+import socket
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from jocor_fast.data.dataset import DataError
 from jocor_fast.engine.environment import resolve_device
 from jocor_fast.engine.errors import RunError
 
 T = TypeVar("T")
 
+_GROUPS = itertools.count()  # those that this process has made
+
 LAUNCHED_BY = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # what torchrun sets, and srun scripts by hand
-# What torch's collectives say when a process at the other end is no more (gloo: RuntimeError, NCCL: DistBackendError).
-_LOST = re.compile(r"gloo|NCCL|Connection (closed|reset|refused)|Broken pipe|remote process|timed? ?out", re.IGNORECASE)
+CONTROL_TIMEOUT = timedelta(
+    days=1
+)  # the first process may estimate τ or load data for hours; a dead one is seen at once
+# What gloo says, as a plain RuntimeError, when a process at the other end is no more.
+_LOST = re.compile(r"gloo/|Connection (closed|reset) by peer")
 
 
 class FailedElsewhere(RunError):
@@ -144,13 +154,27 @@ class Processes:
                 raise FailedElsewhere(failures[0])
         return made  # type: ignore[return-value]
 
-    def lost(self, error: BaseException) -> bool:
-        """Whether it says that another process is gone."""
-        return self.count > 1 and isinstance(error, RuntimeError) and _LOST.search(str(error)) is not None
+    def check_agreement(self, given: Mapping[str, Any]) -> None:
+        """ValueError, in all processes, where they were not given the same; `given` must have the same names in all."""
+        others = self.objects(dict(given))
+        different = [name for name in given if any(other[name] != others[0][name] for other in others)]
+        if different:
+            raise ValueError(
+                f"processes must all be given the same settings and data, and differ in {', '.join(different)}"
+            )
 
-    def loss_in_words(self, how_to_go_on: str) -> str:
+    def lost(self, error: BaseException) -> bool:
+        """Whether it says that another process is gone, or cannot be spoken to."""
+        if self.count == 1 or isinstance(error, RunError) or not isinstance(error, RuntimeError):
+            return False
+        return isinstance(error, dist.DistError) or _LOST.search(str(error)) is not None
+
+    def loss_in_words(self, error: BaseException, how_to_go_on: str = "") -> str:
         """The sentence for an error that `lost` knows."""
-        gone = f"process {self.rank} of {self.count} has lost another one, which has ended or cannot be reached"
+        said = ""
+        if isinstance(error, dist.DistError):  # NCCL's, which may mean something else
+            said = f" ({str(error).strip().partition(chr(10))[0]})"
+        gone = f"process {self.rank} of {self.count} has lost another one, which has ended or cannot be reached{said}"
         return f"{gone}; {how_to_go_on}" if how_to_go_on else gone
 
 
@@ -204,26 +228,74 @@ def joined_processes(device: str) -> Iterator[Processes]:
 
     Raises:
         ValueError: the machine has fewer GPUs than processes, or `device` names one of them.
+        RunError: the processes do not meet.
     """
     made_here = not dist.is_initialized()
     if made_here and launched_together() == 1:
         yield ALONE
         return
-    on_machine = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
-    local_rank = int(os.environ.get("LOCAL_RANK", 0))
     on_gpu = resolve_device(device).type == "cuda"
-    if on_gpu:
-        _take_gpu(device, local_rank, on_machine)
     if made_here:
-        dist.init_process_group("cpu:gloo,cuda:nccl" if on_gpu else "gloo")
+        _meet("cpu:gloo,cuda:nccl" if on_gpu else "gloo")
     if dist.get_world_size() == 1:
-        yield ALONE
+        processes = ALONE
     else:
-        control = dist.new_group(backend="gloo")
+        control = dist.new_group(backend="gloo", timeout=CONTROL_TIMEOUT)
         assert isinstance(control, dist.ProcessGroup)  # which only an outsider of the group does not get
-        yield Processes(dist.get_rank(), dist.get_world_size(), local_rank, on_machine, control)
-    if made_here:  # not after an error: who takes leave of processes that are gone may wait for ever
+        processes = Processes(dist.get_rank(), dist.get_world_size(), *_place(control), control)
+    try:
+        if on_gpu and made_here:
+            _take_gpu(device, processes.local_rank, processes.on_machine)
+        yield processes
+    except (TypeError, ValueError) as error:
+        if not isinstance(error, DataError):  # of wrong arguments, in all processes and before anything was begun
+            _part(processes, everything=made_here)
+        raise
+    # After another error nobody takes leave: of processes that are gone that may take for ever.
+    _part(processes, everything=made_here)
+
+
+def _meet(backend: str) -> None:
+    """Make torch's process group.
+
+    Each group has keys of its own in the store through which the processes find each other: torch has the same ones for
+    the next group, and for what torchrun starts again, which would then look for processes that are no more.
+    """
+    try:
+        store, rank, count = _store()
+        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        own = dist.PrefixStore(f"jocor_fast/{attempt}/{next(_GROUPS)}", store)
+        dist.init_process_group(backend, store=own, rank=rank, world_size=count)
+    except RuntimeError as error:
+        where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+        raise RunError(
+            f"{os.environ['WORLD_SIZE']} processes were to meet at {where}, and did not: "
+            f"{str(error).strip().partition(chr(10))[0]}"
+        ) from error
+
+
+@functools.cache
+def _store() -> tuple[dist.Store, int, int]:
+    """The store at MASTER_ADDR, this process's rank and how many there are; one a process, which may hold the port."""
+    store, rank, count = next(dist.rendezvous("env://"))
+    return store, rank, count
+
+
+def _part(processes: Processes, *, everything: bool) -> None:
+    if everything:
         dist.destroy_process_group()
+    elif processes.control is not None:
+        dist.destroy_process_group(processes.control)
+
+
+def _place(control: dist.ProcessGroup) -> tuple[int, int]:
+    """Which process of those on this machine this one is, and how many they are; torchrun says it."""
+    if os.environ.get("LOCAL_RANK") and os.environ.get("LOCAL_WORLD_SIZE"):
+        return int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
+    hosts: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(hosts, socket.gethostname(), group=control)
+    mine = [rank for rank, host in enumerate(hosts) if host == socket.gethostname()]
+    return mine.index(dist.get_rank()), len(mine)
 
 
 def _take_gpu(device: str, local_rank: int, on_machine: int) -> None:

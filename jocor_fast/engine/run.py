@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from jocor_fast import arguments
 from jocor_fast.engine.environment import resolve_device, seed_beside_first, seeded_generators
@@ -113,6 +113,19 @@ def fit(
         modules = build_networks(networks, count, settings.method, device)
         if not processes.first:
             seed_beside_first(settings.seed, processes.rank, device)
+        labels = {"training": train.labels, "clean": train.clean_labels}
+        labels |= {name: None if data is None else data.labels for name, data in (("test", test), ("validation", val))}
+        processes.check_agreement(
+            {
+                **settings.as_dict(),
+                **{f"{name} labels": None if of is None else _checksum(of) for name, of in labels.items()},
+                "networks": [[tuple(parameter.shape) for parameter in module.parameters()] for module in modules],
+                "whether there is an output folder": output is not None,
+                "resume": resume,
+                "stop_after": stop_after,
+                "checkpoint_every": checkpoint_every,
+            }
+        )
         trainer = Trainer(settings, modules, train, test, val, device, processes)
         try:
             session = Session(
@@ -122,7 +135,7 @@ def fit(
                 output=output,
                 stop_after=stop_after,
                 checkpoint_every=checkpoint_every,
-                labels_checksum=zlib.crc32(train.labels.cpu().numpy().tobytes()),
+                labels_checksum=_checksum(train.labels),
                 extra_config=extra_config or {},
                 extra_checkpoint=extra_checkpoint or {},
                 extra_summary=extra_summary or {},
@@ -135,3 +148,7 @@ def fit(
             return session.run(resume=resume)
         finally:
             trainer.release()
+
+
+def _checksum(labels: Tensor) -> str:
+    return f"{len(labels)} with checksum {zlib.crc32(labels.cpu().numpy().tobytes()):08x}"

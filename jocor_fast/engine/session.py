@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NoReturn
 
 from torch import Tensor, nn
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 from jocor_fast.engine.environment import describe_environment
 from jocor_fast.engine.errors import RunError
 from jocor_fast.engine.first_stage import estimate_from_network
-from jocor_fast.engine.folder import CONFIG, SUMMARY, RunFolder, check_free, plain
+from jocor_fast.engine.folder import CHECKPOINT, CONFIG, SUMMARY, RunFolder, check_free, plain
 from jocor_fast.engine.history import SampleStatistics
 from jocor_fast.engine.interrupt import EXIT_CODE, TerminationRequest
 from jocor_fast.engine.plan import EpochPlan, plan_epoch
@@ -68,7 +69,7 @@ class Session:
     output: str | os.PathLike[str] | None
     stop_after: int | None
     checkpoint_every: int | None
-    labels_checksum: int
+    labels_checksum: str
     extra_config: Mapping[str, Any]
     extra_checkpoint: Mapping[str, Any]
     extra_summary: Mapping[str, Any]
@@ -98,7 +99,7 @@ class Session:
                 **{name: value for name, value in self.config["settings"].items() if name != "no_graph"},
                 "device": self.trainer.device.type,
                 "processes": self.processes.count,
-                "training labels": f"{len(self.trainer.labels)} with checksum {self.labels_checksum:08x}",
+                "training labels": self.labels_checksum,
             }
         )
 
@@ -120,32 +121,24 @@ class Session:
                 self._note_the_end()
                 raise
             except RuntimeError as error:
-                if isinstance(error, RunError) or not self.processes.lost(error):
+                if not self.processes.lost(error):
                     raise
                 termination.ignore_from_now_on()  # torchrun ends all processes when it sees that one is gone
                 self._note_the_end()
-                going_on = "" if self.output is None else f"resume goes on from the last checkpoint in {self.output}"
-                raise RunError(self.processes.loss_in_words(going_on)) from error
+                raise RunError(self.processes.loss_in_words(error, self._how_to_go_on())) from error
+
+    def _how_to_go_on(self) -> str:
+        if self.output is None or not (Path(self.output) / CHECKPOINT).exists():
+            return ""
+        return f"resume goes on from the last checkpoint in {self.output}"
 
     def _note_the_end(self) -> None:
         """Write summary.json where the other processes cannot be waited for."""
         if self.folder is not None:
             self.folder.write_json(SUMMARY, self._summary("interrupted"))
 
-    def _check_that_all_agree(self) -> None:
-        """ValueError where the processes were given different settings or data."""
-        all_of_them = self.processes.objects(self.identity)
-        different = [
-            name for name in self.identity if any(one.get(name) != all_of_them[0][name] for one in all_of_them)
-        ]
-        if different:
-            raise ValueError(
-                f"processes must all have the same settings and data, and differ in {', '.join(different)}"
-            )
-
     def _opened(self, *, resume: bool) -> Run | None:
         """Start in the folder or go on with what it holds; the run where it is finished already."""
-        self._check_that_all_agree()
         if self.output is None:
             return None
 
@@ -236,7 +229,7 @@ class Session:
             if epoch < self.last and self.processes.any(termination.received):
                 self._leave()
         run = self._finish("finished" if len(self.history) == self.epochs else "interrupted")
-        if termination.received:
+        if self.processes.any(termination.received):
             raise SystemExit(EXIT_CODE)
         return run
 

@@ -1,0 +1,96 @@
+"""What the history of each sample costs a training step on the CPU: with it and without, in turns.
+
+    OMP_WAIT_POLICY=PASSIVE python benchmarks/history_overhead.py [--output DIR]
+
+JoCoR on MNIST's perceptrons, batch 128, of 60,000 samples of noise; spells of 48 steps (three recordings of sixteen
+steps each), whose order changes from round to round. At most 2 % of a step is asked for. Writes history_overhead.json
+and .md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from collections.abc import Callable
+from pathlib import Path
+from time import perf_counter
+
+import torch
+
+from jocor_fast.engine.plan import plan_epoch
+from jocor_fast.engine.samples import TrainData
+from jocor_fast.engine.settings import TrainSettings
+from jocor_fast.engine.trainer import Trainer
+from jocor_fast.models import mlp
+from record import RESULTS, described, machine, versions
+from tables import markdown_table
+
+SAMPLES, BATCH, SPELL, WARM_UP, SECONDS = 60_000, 128, 48, 5, 40.0
+BAR = 0.02
+COMMAND = "OMP_WAIT_POLICY=PASSIVE python benchmarks/history_overhead.py"
+
+
+def spell(*, history: bool) -> Callable[[], float]:
+    """What trains `SPELL` steps and returns the seconds of one."""
+    torch.manual_seed(0)
+    settings = TrainSettings(forget_rate=0.5, batch_size=BATCH, device="cpu")
+    data = TrainData(torch.randint(256, (SAMPLES, 1, 28, 28), dtype=torch.uint8), torch.randint(10, (SAMPLES,)))
+    trainer = Trainer(settings, (mlp(784, 10), mlp(784, 10)), data, None, None, torch.device("cpu"))
+    if not history:
+        trainer.history.note = lambda *_: None  # type: ignore[method-assign]
+    plan = plan_epoch(settings, 20, SAMPLES)
+
+    def train() -> float:
+        if trainer.steps_done + SPELL > plan.steps:
+            trainer.log = None  # the next epoch, without an evaluation
+        end = trainer.steps_done + SPELL
+        begun = perf_counter()
+        trainer.train_epoch(plan, stop=lambda: trainer.steps_done == end)
+        return (perf_counter() - begun) / SPELL
+
+    return train
+
+
+def measure(threads: int) -> dict[str, float]:
+    """Median seconds of a step without and with the history, and the median ratio of spells of one round."""
+    torch.set_num_threads(threads)
+    without, with_it = spell(history=False), spell(history=True)
+    for _ in range(WARM_UP):
+        without()
+        with_it()
+    rounds: list[tuple[float, float]] = []
+    end = perf_counter() + SECONDS
+    while perf_counter() < end:
+        if len(rounds) % 2:
+            second, first = with_it(), without()
+        else:
+            first, second = without(), with_it()
+        rounds.append((first, second))
+    plain, kept = (statistics.median(column) for column in zip(*rounds, strict=True))
+    ratio = statistics.median(second / first for first, second in rounds)
+    return {"without": plain, "with": kept, "share": ratio - 1, "rounds": len(rounds)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, default=RESULTS, help="folder of history_overhead.json and .md")
+    arguments = parser.parse_args()
+    figures = {threads: measure(threads) for threads in (1, 2)}
+    rows = [
+        [str(threads), f"{1e6 * of['without']:.0f}", f"{1e6 * of['with']:.0f}", f"{100 * of['share']:+.1f} %"]
+        for threads, of in figures.items()
+    ]
+    text = (
+        f"A step of JoCoR on MNIST's perceptrons, batch {BATCH}, on the CPU, with the history of each sample and "
+        f"without; medians, the share that of neighbours. At most {BAR:.0%} is asked for. Made by `{COMMAND}`.\n\n"
+        f"{markdown_table(['threads', 'without, µs', 'with, µs', 'share'], rows)}\n{described()}\n"
+    )
+    content = {"command": COMMAND, "figures": figures, **machine(), **versions()}
+    (arguments.output / "history_overhead.json").write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    (arguments.output / "history_overhead.md").write_text(text, encoding="utf-8")
+    print(text)
+
+
+if __name__ == "__main__":
+    main()
