@@ -85,10 +85,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return _fail(f"interrupted; {command.HOW_TO_GO_ON}", INTERRUPTED)
     except BrokenPipeError:
-        # Whoever read our output has gone; Python would complain once more when it flushes at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         return _fail(f"nobody reads the output any more, so the run was left; {command.HOW_TO_GO_ON}", FAILED)
     except OSError as error:
+        try:
+            sys.stdout.flush()
+        except OSError:  # it is our own output that cannot be written
+            _drop_output()
         where = f"{error.filename}: " if error.filename else ""
         return _fail(f"{where}{error.strerror or error}", FAILED)
 
@@ -218,6 +221,11 @@ def _unknown_argument(argument: str, command: str | None) -> str:
         return f"{where} does not know what to do with {argument!r}"
     meant = closest_option(name.lstrip("-")) if command == "train" else None
     return f"{where} has no option {name}" + (f"; did you mean --{meant.replace('_', '-')}?" if meant else "")
+
+
+def _drop_output() -> None:
+    """Let what nobody can read go nowhere: Python would complain of it once more when it flushes at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _fail(sentence: str, code: int) -> int:

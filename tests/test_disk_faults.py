@@ -310,8 +310,10 @@ def test_what_a_crash_leaves_at_the_end_of_metrics_is_not_read(tail: bytes, tmp_
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
-def test_a_log_on_a_full_disk_is_an_error_and_not_a_crash(tmp_path: Path) -> None:
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_log_on_a_full_disk_is_an_error_and_not_a_crash(unbuffered: str, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "jocor_fast", "train", "--epochs", "1", "--output", str(tmp_path / "run")]
     with open("/dev/full", "w") as log:
-        child = subprocess.run(command, stdout=log, stderr=subprocess.PIPE, text=True, check=False)
+        environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
+        child = subprocess.run(command, stdout=log, stderr=subprocess.PIPE, text=True, check=False, env=environment)
     assert (child.returncode, child.stderr) == (1, "jocor-fast: error: No space left on device\n")
