@@ -129,13 +129,21 @@ class KilledRun:
         )
 
 
+TRIES = 5  # to hit a run before it is over, whose moments another machine has at other times
+
+
 def kill_and_resume(
     run: KilledRun, generator: np.random.Generator, data: Path, runs: Path, whole: Path, most: int = 2
 ) -> KilledRun:
     """Make a run, killed once to `most` times, and note what is wrong with it."""
     output = runs / f"killed-{run.number}"
     for phase in phases_in_turn(run.number, int(generator.integers(1, most + 1))):
-        if not _kill(run, Moment.drawn(phase, VARIANTS[run.variant], generator), data, output):
+        for _ in range(1 if run.kills else TRIES):
+            killed = _kill(run, Moment.drawn(phase, VARIANTS[run.variant], generator), data, output)
+            if killed or run.kills:
+                break
+            shutil.rmtree(output)  # it was over first: once more, at another moment
+        if not killed:
             break
     with Process(run.variant, data, output) as process:
         if process.wait() != 0:
