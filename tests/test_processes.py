@@ -216,7 +216,9 @@ def test_a_run_goes_on_bitwise_after_processes_were_killed_and_after_sigterm(
     assert 10 <= len(checkpoint["history"]) < 20
     assert len(checkpoint["training"]["others"]) == 1
 
-    third = Torchrun(tmp_path, "resume")
+    # A restart to spare: torch has once been seen to abort while a process ended ("terminate called without an active
+    # exception"). What it starts again finds the run as it is, so that the result is the same.
+    third = Torchrun(tmp_path, "resume", restarts=1)
     code, errors = third.end()
     assert code == 0, errors
     expected = of_both(together, "whole run")[0]

@@ -9,6 +9,7 @@ Every function in `SCENARIOS` takes the processes and returns what the tests loo
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import signal
 import sys
@@ -294,9 +295,10 @@ def run_all(processes: Processes) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
+    faulthandler.enable()
     torch.set_num_threads(1)
     folder, *words = sys.argv[1:]
-    for _ in range(2):  # groups before, as those of other runs in the same script
+    for _ in range(2 if words else 0):  # groups before, as those of other runs in the same script
         with joined_processes("cpu") as others:
             assert others.objects(others.rank) == [0, 1]
     with joined_processes("cpu") as together:

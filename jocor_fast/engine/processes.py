@@ -204,6 +204,12 @@ class SharedRequest:
         self._agreement = dist.all_reduce(self._flag, dist.ReduceOp.MAX, group=self._processes.control, async_op=True)
         return answer
 
+    def settle(self) -> None:
+        """Wait for the agreement that is still under way, before processes part; asked by all of them."""
+        if self._agreement is not None:
+            self._agreement.wait()
+            self._agreement = None
+
 
 def launched_together() -> int:
     """How many processes torchrun has started with this one, by its environment; 1 where it has not."""
@@ -252,6 +258,7 @@ def joined_processes(device: str) -> Iterator[Processes]:
             _part(processes, everything=made_here)
         raise
     # After another error nobody takes leave: of processes that are gone that may take for ever.
+    processes.objects(None)  # together: none closes its connections while another still speaks
     _part(processes, everything=made_here)
 
 

@@ -228,6 +228,7 @@ class Session:
                 return self._finish("diverged", fault)
             if epoch < self.last and self.processes.any(termination.received):
                 self._leave()
+        self.request.settle()
         run = self._finish("finished" if len(self.history) == self.epochs else "interrupted")
         if self.processes.any(termination.received):
             raise SystemExit(EXIT_CODE)
