@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import time
 from pathlib import Path
 
@@ -15,11 +14,10 @@ from killed_run import (
     KilledRun,
     Moment,
     Process,
-    note_resumption,
+    brought_to_its_end,
     phases_in_turn,
     place_on_disk,
 )
-from run_differences import differences
 
 PROCESSES = 2
 MOST_SECONDS = 30.0  # from the kill until all processes are gone
@@ -38,15 +36,7 @@ def kill_one_and_resume(
         watched = 0 if moment.counter == "checkpoints" else rank  # the first process writes them for both
         if moment.wait(process.popen, process.records[watched]):
             _kill_one(run, process, rank, output)
-    with Process(run.variant, data, output, PROCESSES) as process:
-        if process.wait() != 0:
-            run.faults.append(f"the last processes ended with {process.wait()}: {process.errors()}")
-        note_resumption(run, process.record)
-    if not run.kills:
-        run.faults.append("it was over before it was killed")
-    run.faults += differences(output, whole)
-    shutil.rmtree(output)
-    return run
+    return brought_to_its_end(run, Process(run.variant, data, output, PROCESSES), output, whole)
 
 
 def _kill_one(run: KilledRun, process: Process, rank: int, output: Path) -> None:

@@ -145,9 +145,14 @@ def kill_and_resume(
             shutil.rmtree(output)  # it was over first: once more, at another moment
         if not killed:
             break
-    with Process(run.variant, data, output) as process:
+    return brought_to_its_end(run, Process(run.variant, data, output), output, whole)
+
+
+def brought_to_its_end(run: KilledRun, resumed: Process, output: Path, whole: Path) -> KilledRun:
+    """The run, resumed for the last time, with what is wrong with its end."""
+    with resumed as process:
         if process.wait() != 0:
-            run.faults.append(f"the last process ended with {process.wait()}: {process.errors()}")
+            run.faults.append(f"what was resumed last ended with {process.wait()}: {process.errors()}")
         note_resumption(run, process.record)
     if not run.kills:
         run.faults.append("it was over before it was killed")

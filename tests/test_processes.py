@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -179,11 +180,21 @@ class Torchrun:
         pytest.fail(f"ended before epoch {epoch}: {self.child.communicate()[1]}")
 
     def worker(self, rank: int) -> int:
-        """The process of this rank."""
+        """The process of this rank, once it is there."""
+        deadline = time.monotonic() + 60
+        while not (found := self._find(rank)):
+            assert time.monotonic() < deadline, self.child.communicate()[1]
+            time.sleep(0.05)
+        return found
+
+    def _find(self, rank: int) -> int | None:
         children = Path(f"/proc/{self.child.pid}/task/{self.child.pid}/children").read_text().split()
         named = f"RANK={rank}".encode()
-        (found,) = (pid for pid in children if named in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"))
-        return int(found)
+        for pid in children:
+            with contextlib.suppress(OSError):  # it may have ended meanwhile
+                if named in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+                    return int(pid)
+        return None
 
     def end(self) -> tuple[int, str]:
         """Its exit code and what it wrote to the standard error stream."""
@@ -205,15 +216,16 @@ def test_a_run_goes_on_bitwise_after_processes_were_killed_and_after_sigterm(
     assert code != 0
     assert time.monotonic() - killed < 30
     said = "process 0 of 2 has lost another one, which has ended or cannot be reached; resume goes on from the last"
-    assert errors.count(f"{said} checkpoint in {tmp_path}") == 2
+    assert f"{said} checkpoint in {tmp_path}" in errors
     assert json.loads((tmp_path / "summary.json").read_text())["status"] == "interrupted"
 
     second = Torchrun(tmp_path, "resume")
-    second.wait_for_epoch(10)
+    kept = len((tmp_path / "metrics.jsonl").read_text().splitlines())
+    second.wait_for_epoch(kept + 2)
     second.child.send_signal(signal.SIGTERM)
     second.end()
     checkpoint = torch.load(tmp_path / "checkpoint.pt", weights_only=True)
-    assert 10 <= len(checkpoint["history"]) < 20
+    assert kept + 2 <= len(checkpoint["history"]) < 30
     assert len(checkpoint["training"]["others"]) == 1
 
     # A restart to spare: torch has once been seen to abort while a process ended ("terminate called without an active

@@ -228,7 +228,7 @@ def whole_run(
 ) -> dict[str, Any]:
     """A run with dropout and BatchNorm, of some seconds where `slow`."""
     run = fit(
-        settings(epochs=20, batch_size=8),
+        settings(epochs=30, batch_size=8),
         small_cnn,
         blobs(70, (3, 8, 8)),
         test=held_out(31, (3, 8, 8)),

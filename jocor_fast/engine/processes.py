@@ -32,9 +32,8 @@ T = TypeVar("T")
 _GROUPS = itertools.count()  # those that this process has made
 
 LAUNCHED_BY = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # what torchrun sets, and srun scripts by hand
-CONTROL_TIMEOUT = timedelta(
-    days=1
-)  # the first process may estimate τ or load data for hours; a dead one is seen at once
+# The first process may estimate τ or load data for hours, while the others wait; one that is dead is seen at once.
+CONTROL_TIMEOUT = timedelta(days=1)
 # What gloo says, as a plain RuntimeError, when a process at the other end is no more.
 _LOST = re.compile(r"gloo/|Connection (closed|reset) by peer")
 
