@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,9 +20,10 @@ from ..data.image_set import ImageList
 from ..engine.errors import RunError
 from ..engine.folder import read_history
 from ..report.results import read_metrics
-from ..report.tables import csv_text, percent, write_text
+from ..report.tables import csv_text, percent
 from ..stored_run import read_config, task_of_run
 from ..task import Task
+from ..whole_file import write_json, write_text
 from ..wrong_labels import Audit, audit_history
 
 SUMMARY = "find the labels of a run that are probably wrong"
@@ -80,20 +80,18 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     output = folder / "audit" if arguments.output is None else Path(arguments.output)
     audited = AuditedRun.of(folder, arguments.data_root, console)
     output.mkdir(parents=True, exist_ok=True)
-    written = {
-        "list": (LIST, audited.list_text),
-        "report": (REPORT, audited.report_text),
-        "page": (PAGE, lambda: audited.page_text(output / MATRIX, most)),
-    }
-    if arguments.apply:
-        written["corrected"] = (CORRECTED, audited.corrected_text)
+    files = {"picture": MATRIX, "list": LIST, "report": REPORT, "page": PAGE}
     audited.draw_matrix(output / MATRIX)
-    for name, text in written.values():
-        write_text(output / name, text())
+    write_text(output / LIST, audited.list_text())
+    write_json(output / REPORT, audited.report())
+    write_text(output / PAGE, audited.page_text(output / MATRIX, most))
+    if arguments.apply:
+        files["corrected"] = CORRECTED
+        write_text(output / CORRECTED, audited.corrected_text())
     reservation = _reservation(audited.found) or _by_heart(audited, read_metrics(folder))
     if reservation is not None:
         print(f"jocor-fast: warning: {folder} {reservation}", file=sys.stderr)
-    _say(console, audited, output, {"picture": MATRIX, **{what: name for what, (name, _) in written.items()}})
+    _say(console, audited, output, files)
     return 0
 
 
@@ -215,10 +213,10 @@ class AuditedRun:
                 "times_seen": int(found.seen[row]),
             }
 
-    def report_text(self) -> str:
-        """audit.json."""
+    def report(self) -> dict[str, Any]:
+        """The content of audit.json."""
         found = self.found
-        content = {
+        return {
             "data": self.title,
             "samples": len(found.given),
             "flagged": int(found.wrong.sum()),
@@ -227,7 +225,6 @@ class AuditedRun:
             "classes": list(self.names),
             "noise_matrix": found.noise_matrix.tolist(),
         }
-        return json.dumps(content, indent=2, ensure_ascii=False) + "\n"
 
     def corrected_text(self) -> str:
         """The labels of the whole training set with the suggestions in their places."""

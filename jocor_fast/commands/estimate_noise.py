@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import io
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,8 +15,9 @@ from ..config import ConfigError, default_run_name, resolve
 from ..noise_estimate import estimate_noise
 from ..options import AUTO, OPTIONS
 from ..report.screen import warm_up_progress
-from ..report.tables import percent, write_bytes, write_text
+from ..report.tables import percent
 from ..task import build_task
+from ..whole_file import write_bytes, write_json
 from .train import declare
 
 SUMMARY = "estimate how many labels are wrong, and the noise matrix"
@@ -77,7 +77,7 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
         found = estimate_noise(config, task, epochs=epochs, on_epoch=on_epoch)
     output = Path(config["output"] if config.given("output") else f"runs/noise-{default_run_name(config)}")
     output.mkdir(parents=True, exist_ok=True)
-    write_text(output / ESTIMATE, json.dumps(found.as_dict(), indent=2, ensure_ascii=False) + "\n")
+    write_json(output / ESTIMATE, found.as_dict())
     buffer = io.BytesIO()
     np.save(buffer, found.transition)
     write_bytes(output / MATRIX, buffer.getvalue())

@@ -19,7 +19,8 @@ from ..data.image_set import IMAGE_SUFFIXES
 from ..engine.environment import resolve_device
 from ..engine.errors import RunError
 from ..predictor import Predictor
-from ..report.tables import csv_text, write_text
+from ..report.tables import csv_text
+from ..whole_file import write_text
 
 SUMMARY = "label images or arrays by the networks of a run"
 USAGE = "CHECKPOINT PATH [PATH ...] [OPTIONS]"

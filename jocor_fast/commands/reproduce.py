@@ -28,8 +28,9 @@ from ..report.reproduction import (
     results_table,
     seeds_at_hand,
 )
-from ..report.tables import csv_text, write_text
+from ..report.tables import csv_text
 from ..schedules import trained_epochs
+from ..whole_file import write_text
 from .reproduce_plan import print_plan
 from .reproduce_progress import ReproductionProgress
 from .run_queue import QueuedRun, check_earlier_run, parse_count, run_all

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import shlex
 from collections.abc import Mapping, Sequence
@@ -20,10 +19,11 @@ from ..engine.errors import RunError
 from ..options import OPTIONS
 from ..report.lambda_search import CSV_COLUMNS, SearchResult, draw_search
 from ..report.results import read_metrics
-from ..report.tables import csv_text, percent, write_text
+from ..report.tables import csv_text, percent
 from ..schedules import trained_epochs
 from ..successive_halving import kept, ranked, rungs, score
 from ..task import Task, build_task
+from ..whole_file import write_json, write_text
 from .reproduce_progress import ReproductionProgress
 from .run_queue import QueuedRun, check_earlier_run, parse_count, run_all
 from .train import declare
@@ -164,7 +164,7 @@ class Search:
         """Write the table, the figure and search.json."""
         write_text(self.output / "table.md", result.table().markdown())
         write_text(self.output / "table.csv", csv_text(CSV_COLUMNS, result.csv_rows()))
-        write_text(self.output / "search.json", json.dumps(result.as_dict(), indent=2, ensure_ascii=False) + "\n")
+        write_json(self.output / "search.json", result.as_dict())
         curves = {co_lambda: read_metrics(self.folder(co_lambda)) for co_lambda in result.grid}
         draw_search(result, curves, self.output / "search.png")
 

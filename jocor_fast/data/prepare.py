@@ -5,7 +5,6 @@ Decoding large files costs several times what the rest of loading does, and a ru
 
 from __future__ import annotations
 
-import contextlib
 import io
 import json
 import os
@@ -28,6 +27,7 @@ from jocor_fast.data.image_lists import CSV_PREFIX
 from jocor_fast.data.image_set import MOST_TRIED, ImageDataset, none_readable, spread
 from jocor_fast.data.image_source import usable_cores
 from jocor_fast.data.preprocessing import Preprocessing
+from jocor_fast.whole_file import write_bytes, write_text
 
 SETTINGS, BAD_FILES = "prepared.json", "bad_files.txt"
 AHEAD_PER_CORE = 8  # files handed to the threads before they are asked for
@@ -86,7 +86,7 @@ def prepare(
             on_file(done, len(paths))
     _copy_lists(dataset, output)
     if len(bad_files):
-        (output / BAD_FILES).write_bytes(bad_files.lines())
+        write_bytes(output / BAD_FILES, bad_files.lines())
     return bad_files
 
 
@@ -126,7 +126,7 @@ def _claim(output: Path, preparation: Preparation) -> None:
             found = "something else"
         if found != wanted:
             raise DataError(f"output: {output} was prepared with {found}, not with {wanted}; give another folder")
-    note.write_text(json.dumps(wanted) + "\n", encoding="utf-8")
+    write_text(note, json.dumps(wanted) + "\n")
 
 
 def _in_order(
@@ -151,13 +151,7 @@ def _resize(source: Path, target: Path, preparation: Preparation) -> BadImage | 
         return error
     data = prepared_jpeg(pixels, preparation)
     target.parent.mkdir(parents=True, exist_ok=True)
-    partial = target.with_name(target.name + ".partial")
-    try:
-        partial.write_bytes(data)
-        os.replace(partial, target)  # whole or not there: a call that is killed leaves no half of a file
-    finally:
-        with contextlib.suppress(OSError):
-            partial.unlink(missing_ok=True)
+    write_bytes(target, data)  # whole or not there: a call that is killed leaves no half of a file
     return None
 
 

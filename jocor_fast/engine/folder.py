@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-import math
 import os
 import warnings
 import zipfile
@@ -18,13 +17,13 @@ import torch
 from jocor_fast.engine.errors import RunError
 from jocor_fast.engine.folder_lock import FolderLock
 from jocor_fast.engine.history import SampleStatistics
+from jocor_fast.whole_file import PARTIAL, finite_or_none, json_bytes
 
 CONFIG, METRICS, SUMMARY, CURVES = "config.json", "metrics.jsonl", "summary.json", "curves.png"
 CHECKPOINT, PREVIOUS_CHECKPOINT, BEST = "checkpoint.pt", "checkpoint-previous.pt", "best.pt"
 BAD_FILES = "bad_files.txt"
 DAMAGED_CHECKPOINT = "checkpoint-damaged.pt"
 FIRST_STAGE = "first-stage"  # a folder of the same kind, of a method that trains in two
-PARTIAL = ".partial"  # ends the name of a file while it is written
 _OF_A_RUN = (CONFIG, METRICS, SUMMARY, CHECKPOINT, PREVIOUS_CHECKPOINT, BEST)
 
 
@@ -61,8 +60,7 @@ class RunFolder:
 
     def write_json(self, name: str, content: Mapping[str, Any]) -> None:
         """Write config.json or summary.json; numbers that are not finite become null."""
-        text = json.dumps(finite_or_none(content), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-        self._replace(name, text.encode())
+        self._replace(name, json_bytes(content))
 
     def read_summary(self) -> dict[str, Any] | None:
         """The content of summary.json; None where there is none, or a broken one."""
@@ -244,17 +242,6 @@ def plain(content: Mapping[str, Any]) -> dict[str, Any]:
     """The content as JSON would give it back; a TypeError where it holds what JSON has no form for."""
     result: dict[str, Any] = json.loads(json.dumps(finite_or_none(content)))
     return result
-
-
-def finite_or_none(value: Any) -> Any:
-    """The value with every number in it that is not finite replaced by None: files hold no NaN."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {key: finite_or_none(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [finite_or_none(item) for item in value]
-    return value
 
 
 def _json_line(line: Mapping[str, Any]) -> str:

@@ -5,6 +5,7 @@ Drawn with matplotlib's object interface on the Agg canvas: no display is needed
 
 from __future__ import annotations
 
+import io
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,6 +17,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from ..whole_file import write_bytes
 from .results import mean_and_std
 
 Metrics = Sequence[Mapping[str, Any]]
@@ -81,16 +83,12 @@ def new_figure(width: float, height: float) -> Figure:
 
 
 def save_figure(figure: Figure, path: str | os.PathLike[str], title: str = "") -> None:
-    """Write beside the target, then rename: a reader never sees half a picture."""
-    target = Path(path)
+    """Write the picture; its path's ending gives the format."""
+    target, picture = Path(path), io.BytesIO()
     if title:
         figure.suptitle(title, fontsize="medium")
-    partial = target.with_name(f".{target.stem}.partial{target.suffix}")
-    try:
-        figure.savefig(partial, dpi=120)
-        os.replace(partial, target)
-    finally:
-        partial.unlink(missing_ok=True)  # of a disk that is full
+    figure.savefig(picture, dpi=120, format=target.suffix.removeprefix("."))
+    write_bytes(target, picture.getvalue())
 
 
 def _panels(columns: int) -> tuple[Figure, np.ndarray]:

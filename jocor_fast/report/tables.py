@@ -6,13 +6,10 @@ an empty field for what does not apply).
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import io
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from rich import box
@@ -99,19 +96,3 @@ def csv_text(columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> str:
     for row in rows:
         writer.writerow({name: "" if row.get(name) is None else row[name] for name in columns})
     return buffer.getvalue()
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a whole file or none: the text goes beside the target first."""
-    write_bytes(path, text.encode())
-
-
-def write_bytes(path: Path, data: bytes) -> None:
-    """The same for bytes."""
-    partial = path.with_name(f".{path.name}.partial")
-    try:
-        partial.write_bytes(data)
-        os.replace(partial, path)
-    finally:  # of a full disk nothing is left behind
-        with contextlib.suppress(OSError):
-            partial.unlink(missing_ok=True)

@@ -1,0 +1,50 @@
+"""Files that are whole or not there: what is written goes beside its place first, under another name."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+PARTIAL = ".partial"  # ends the name of a file while it is written
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Write an object; numbers in it that are not finite become null."""
+    write_bytes(path, json_bytes(content))
+
+
+def json_bytes(content: Mapping[str, Any]) -> bytes:
+    """The same as bytes."""
+    return (json.dumps(finite_or_none(content), indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode()
+
+
+def finite_or_none(value: Any) -> Any:
+    """The value with every number in it that is not finite replaced by None: files hold no NaN."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: finite_or_none(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [finite_or_none(item) for item in value]
+    return value
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write text in UTF-8."""
+    write_bytes(path, text.encode())
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """Write a file, in the place of what has its name."""
+    partial = path.with_name(f"{path.name}{PARTIAL}")
+    try:
+        partial.write_bytes(data)
+        os.replace(partial, path)
+    finally:  # of a full disk nothing is left behind
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
