@@ -138,3 +138,11 @@ def as_integer(name: str, value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
         raise TypeError(f"{name} must be an int, got {type(value).__name__}")
     return int(value)
+
+
+def at_least(name: str, value: Any, least: int, where: str = "") -> int:
+    """The number as a Python int; ValueError where it is less, `where` being when that holds."""
+    whole = as_integer(name, value)
+    if whole < least:
+        raise ValueError(f"{name} must be at least {least}{where}, got {whole}")
+    return whole

@@ -14,7 +14,7 @@ from types import ModuleType
 import torch
 from torch import Tensor, nn
 
-from jocor_fast.arguments import as_integer
+from jocor_fast.arguments import at_least
 from jocor_fast.pretrained import Weights, load_weights
 
 PAPER_MODELS = ("mlp", "cnn")
@@ -40,8 +40,8 @@ def mlp(in_features: int, num_classes: int, hidden: int = 256) -> nn.Sequential:
     Raises:
         TypeError, ValueError: an argument is not an int ≥ 1.
     """
-    in_features, hidden = _positive("in_features", in_features), _positive("hidden", hidden)
-    num_classes = _positive("num_classes", num_classes)
+    in_features, hidden = at_least("in_features", in_features, 1), at_least("hidden", hidden, 1)
+    num_classes = at_least("num_classes", num_classes, 1)
     return nn.Sequential(nn.Flatten(), nn.Linear(in_features, hidden), nn.ReLU(), nn.Linear(hidden, num_classes))
 
 
@@ -62,8 +62,8 @@ def cnn(num_classes: int, *, in_channels: int = 3, image_size: tuple[int, int] =
     Raises:
         TypeError, ValueError: an argument has the wrong type or is smaller than said above.
     """
-    num_classes, channels = _positive("num_classes", num_classes), _positive("in_channels", in_channels)
-    height, width = (_positive("image_size", size) for size in image_size)
+    num_classes, channels = at_least("num_classes", num_classes, 1), at_least("in_channels", in_channels, 1)
+    height, width = (at_least("image_size", size, 1) for size in image_size)
     if height < 8 or width < 8:
         raise ValueError(f"image_size must be at least 8×8 for the cnn, got {height}×{width}")
     layers: list[nn.Module] = []
@@ -110,8 +110,8 @@ def build_model(
         raise TypeError(f"model must be a str, got {type(name).__name__}")
     if not isinstance(input_shape, Iterable):
         raise TypeError(f"input_shape must be a sequence of ints, got {type(input_shape).__name__}")
-    shape = tuple(_positive("input_shape", size) for size in input_shape)
-    num_classes = _positive("num_classes", num_classes)
+    shape = tuple(at_least("input_shape", size, 1) for size in input_shape)
+    num_classes = at_least("num_classes", num_classes, 1)
     network = _drawn(name, shape, num_classes)
     if weights is not None:
         inner = network[1] if isinstance(network, nn.Sequential) and isinstance(network[0], GrayToRGB) else network
@@ -192,10 +192,3 @@ def _try_out(network: nn.Module, shape: tuple[int, ...]) -> None:
     with torch.no_grad():
         network(torch.zeros(1, *shape))
     network.train()
-
-
-def _positive(name: str, value: int) -> int:
-    number = as_integer(name, value)
-    if number < 1:
-        raise ValueError(f"{name} must be at least 1, got {number}")
-    return number

@@ -7,7 +7,7 @@ Epochs count from 1.
 
 from __future__ import annotations
 
-from jocor_fast.arguments import as_integer, check_forget_rate
+from jocor_fast.arguments import at_least, check_forget_rate
 
 RECIPES = ("paper", "published")
 LR_PLANS = ("linear", "clothing1m")
@@ -42,9 +42,9 @@ def keep_rate(epoch: int, *, forget_rate: float, ramp_epochs: int = 10, recipe: 
         TypeError, ValueError: an argument has the wrong type or lies outside what is said above.
     """
     check_recipe(recipe)
-    epoch = _at_least("epoch", epoch, 1)
+    epoch = at_least("epoch", epoch, 1)
     forget_rate = check_forget_rate(forget_rate)
-    ramp_epochs = _at_least("ramp_epochs", ramp_epochs, 0)
+    ramp_epochs = at_least("ramp_epochs", ramp_epochs, 0)
     ramp_length = ramp_epochs if recipe == "paper" else ramp_epochs - 1
     if epoch >= ramp_length:
         return 1.0 - forget_rate
@@ -74,9 +74,9 @@ def lr_factor(epoch: int, *, epochs: int = 200, decay_start: int = 80, recipe: s
         TypeError, ValueError: an argument has the wrong type or lies outside what is said above.
     """
     check_recipe(recipe)
-    epoch = _at_least("epoch", epoch, 1)
-    epochs = _at_least("epochs", epochs, 1)
-    decay_start = _at_least("decay_start", decay_start, 0)
+    epoch = at_least("epoch", epoch, 1)
+    epochs = at_least("epochs", epochs, 1)
+    decay_start = at_least("decay_start", decay_start, 0)
     end = epochs + 1 if recipe == "paper" else epochs
     if epoch <= decay_start:
         return 1.0
@@ -93,8 +93,8 @@ def lr_step_factor(epoch: int, *, epochs: int = 15) -> float:
     Raises:
         TypeError, ValueError: an argument is not an int ≥ 1.
     """
-    epoch = _at_least("epoch", epoch, 1)
-    epochs = _at_least("epochs", epochs, 1)
+    epoch = at_least("epoch", epoch, 1)
+    epochs = at_least("epochs", epochs, 1)
     parts = len(_CLOTHING1M_FACTORS)
     return _CLOTHING1M_FACTORS[min(parts - 1, (epoch - 1) * parts // epochs)]
 
@@ -111,8 +111,8 @@ def adam_beta1(epoch: int, *, decay_start: int = 80, recipe: str = "paper") -> f
         TypeError, ValueError: an argument has the wrong type or lies outside what is said above.
     """
     check_recipe(recipe)
-    epoch = _at_least("epoch", epoch, 1)
-    decay_start = _at_least("decay_start", decay_start, 0)
+    epoch = at_least("epoch", epoch, 1)
+    decay_start = at_least("decay_start", decay_start, 0)
     decaying = recipe == "published" and epoch >= decay_start
     return _PUBLISHED_BETA1_IN_DECAY if decaying else _ADAM_BETA1
 
@@ -125,8 +125,8 @@ def trained_epochs(epochs: int, recipe: str = "paper") -> int:
     """
     check_recipe(recipe)
     if recipe == "paper":
-        return _at_least("epochs", epochs, 1)
-    return _at_least("epochs", epochs, 2, " with recipe 'published', which trains one fewer") - 1
+        return at_least("epochs", epochs, 1)
+    return at_least("epochs", epochs, 2, " with recipe 'published', which trains one fewer") - 1
 
 
 def default_decay_start(epochs: int, *, recipe: str = "paper", dataset: str | None = None) -> int:
@@ -144,7 +144,7 @@ def default_decay_start(epochs: int, *, recipe: str = "paper", dataset: str | No
         TypeError, ValueError: an argument has the wrong type or lies outside what is said above.
     """
     check_recipe(recipe)
-    epochs = _at_least("epochs", epochs, 1)
+    epochs = at_least("epochs", epochs, 1)
     if recipe == "published" and dataset == "cifar100":
         return epochs // 2
     return 2 * epochs // 5
@@ -164,7 +164,7 @@ def steps_per_epoch(num_samples: int, batch_size: int, recipe: str = "paper") ->
         TypeError, ValueError: an argument has the wrong type or lies outside what is said above.
     """
     check_recipe(recipe)
-    whole = max(1, _at_least("num_samples", num_samples, 1) // _at_least("batch_size", batch_size, 1))
+    whole = max(1, at_least("num_samples", num_samples, 1) // at_least("batch_size", batch_size, 1))
     return whole if recipe == "paper" else min(whole, _PUBLISHED_MOST_STEPS)
 
 
@@ -184,10 +184,3 @@ def check_recipe(recipe: str) -> str:
     if recipe not in RECIPES:
         raise ValueError(f"recipe must be 'paper' or 'published', got {recipe!r}")
     return recipe
-
-
-def _at_least(name: str, value: int, least: int, where: str = "") -> int:
-    whole = as_integer(name, value)
-    if whole < least:
-        raise ValueError(f"{name} must be at least {least}{where}, got {whole}")
-    return whole

@@ -86,10 +86,9 @@ def fit(
             (only with an output folder, in the main thread).
     """
     device = resolve_device(settings.device)
-    if stop_after is not None and arguments.as_integer("stop_after", stop_after) < 1:
-        raise ValueError(f"stop_after must be at least 1, got {stop_after}")
-    if checkpoint_every is not None and arguments.as_integer("checkpoint_every", checkpoint_every) < 1:
-        raise ValueError(f"checkpoint_every must be at least 1, got {checkpoint_every}")
+    for name, number in (("stop_after", stop_after), ("checkpoint_every", checkpoint_every)):
+        if number is not None:
+            arguments.at_least(name, number, 1)
     if resume and output is None:
         raise ValueError("resume needs the output folder of the run to go on with, got output=None")
     first_stage = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 
 import torch
 
@@ -91,21 +91,20 @@ class TrainSettings:
                 raise ValueError(f"{name} must be {accepted}, got {value}")
             self._set(name, value)
         for name, least in (("ramp_epochs", 0), ("warmup_epochs", 0), ("epochs", 1), ("batch_size", 1), ("seed", 0)):
-            self._whole(name, least)
+            self._set(name, arguments.at_least(name, getattr(self, name), least))
         trained_epochs(self.epochs, self.recipe)  # refuses one epoch of recipe "published"
         if self.seed >= 2**63:
             raise ValueError(f"seed must be under 2**63, got {self.seed}")
         if self.decay_start is None:
             self._set("decay_start", default_decay_start(self.epochs, recipe=self.recipe))
-        self._whole("decay_start", 0)
+        self._set("decay_start", arguments.at_least("decay_start", self.decay_start, 0))
         self._set("device", _device_name(self.device))
         for name in ("no_graph", "compile"):
-            if not isinstance(getattr(self, name), bool):
-                raise TypeError(f"{name} must be a bool, got {type(getattr(self, name)).__name__}")
+            arguments.check_switch(name, getattr(self, name))
 
     def as_dict(self) -> dict[str, str | int | float]:
         """Return {name: value} as config.json and the checkpoints hold it."""
-        return {field.name: getattr(self, field.name) for field in fields(self)}
+        return asdict(self)
 
     def sources(self) -> dict[str, str]:
         """Return {name: "default" or "flag"}: which settings are as they are without being asked for."""
@@ -122,12 +121,6 @@ class TrainSettings:
             raise TypeError(f"{name} must be a str, got {type(value).__name__}")
         if value not in accepted:
             raise ValueError(f"{name} must be one of {', '.join(accepted)}, got {value!r}")
-
-    def _whole(self, name: str, least: int) -> None:
-        value = arguments.as_integer(name, getattr(self, name))
-        if value < least:
-            raise ValueError(f"{name} must be at least {least}, got {value}")
-        self._set(name, value)
 
 
 def _device_name(device: str | torch.device) -> str:
