@@ -17,6 +17,7 @@ from torch import nn
 from .config import Config, ConfigError
 from .data import DataError, Dataset, ImageDataset, choose_loader, load_dataset, read_labels
 from .data.bad_files import BadFiles
+from .data.image_source import ImageInputs
 from .data.preprocessing import Preprocessing
 from .engine.environment import resolve_device
 from .engine.run import EvalData, TrainData
@@ -170,8 +171,6 @@ def _array_parts(dataset: Dataset) -> _Parts:
 
 def _image_parts(config: Config, dataset: ImageDataset) -> _Parts:
     """The parts of a data set of files; which loader reads them is decided here."""
-    from .data.image_source import ImageInputs  # needs the engine, which needs the data
-
     loader, reason = choose_loader(config["loader"], resolve_device(config["device"]))
     if config["loader"] == "auto":
         config.decide("loader", loader, reason=reason)

@@ -19,8 +19,10 @@ from ..data import Dataset, ImageDataset
 from ..data.image_set import ImageList
 from ..engine.errors import RunError
 from ..engine.folder import read_history
+from ..report.audit_page import audit_page
 from ..report.results import read_metrics
 from ..report.tables import csv_text, percent
+from ..report.thumbnails import data_uri, file_uri, image_file_uri, is_image
 from ..stored_run import read_config, task_of_run
 from ..task import Task
 from ..whole_file import write_json, write_text
@@ -241,9 +243,6 @@ class AuditedRun:
 
     def page_text(self, matrix: Path, most: int) -> str:
         """The page, with the picture of the matrix in it."""
-        from ..report.audit_page import audit_page
-        from ..report.thumbnails import file_uri
-
         return audit_page(
             self.found,
             title=self.title,
@@ -263,8 +262,6 @@ class AuditedRun:
 
     def _picture(self) -> Callable[[int], str | None] | None:
         """How to show a sample; None where samples are no images."""
-        from ..report.thumbnails import data_uri, image_file_uri, is_image
-
         files = self._files()
         if files is not None:
             return lambda number: image_file_uri(files.folder / files.paths[number])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import os
 import platform
 from collections.abc import Iterator
 from importlib import metadata
@@ -15,7 +14,7 @@ from rich.text import Text
 
 from .._extension import build_info
 from ..data import DATASETS, default_root, find_dataset
-from ..engine.environment import resolve_device
+from ..engine.environment import resolve_device, usable_cores
 
 SUMMARY = "build, devices, loaders, data sets, versions: for bug reports"
 USAGE = "[OPTIONS]"
@@ -61,7 +60,7 @@ def _lines(data_root: str | None) -> Iterator[tuple[str, str]]:
         yield "", f"CUDA: toolkit {build['cuda']}, for {', '.join(build['cuda_architectures'])}"
     yield "python", f"{platform.python_version()} on {platform.platform()}"
     yield "torch", f"{torch.__version__}, {_torch_cuda()}, {torch.get_num_threads()} threads"
-    yield "devices", f"{_cores()} CPU cores"
+    yield "devices", f"{usable_cores()} CPU cores"
     for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
         yield "", _gpu(index)
     yield "", f"--device auto is {resolve_device('auto')}"
@@ -84,11 +83,6 @@ def _instruction_sets(names: list[str]) -> str:
 
 def _torch_cuda() -> str:
     return f"built for CUDA {torch.version.cuda}" if torch.version.cuda else "built for the CPU"
-
-
-def _cores() -> int:
-    """The cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _gpu(index: int) -> str:

@@ -12,6 +12,7 @@ from rich.text import Text
 from ..config import ConfigError
 from ..data import ImageDataset, holds_files, load_dataset
 from ..data.arrays import user_path
+from ..data.prepare import BAD_FILES, Preparation, prepare
 
 SUMMARY = "resize a data set of image files once, to train on it faster"
 USAGE = "--dataset NAME --output DIR [OPTIONS]"
@@ -50,8 +51,6 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
             raise ConfigError(f"--{name} is needed: {PURPOSE[name]}")
     if not holds_files(arguments.dataset):
         raise ConfigError(f"--dataset must be clothing1m, folder:DIR or csv:FILE, got {arguments.dataset!r}")
-    from ..data.prepare import BAD_FILES, Preparation, prepare  # imports Pillow, which the other commands do without
-
     size, quality = parse_size(arguments.size), parse_quality(arguments.quality)
     dataset = load_dataset(arguments.dataset, arguments.data_root)
     assert isinstance(dataset, ImageDataset)

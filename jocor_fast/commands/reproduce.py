@@ -15,7 +15,7 @@ from rich.text import Text
 
 from ..config import Config, ConfigError, resolve
 from ..data import load_dataset
-from ..engine.environment import resolve_device
+from ..engine.environment import resolve_device, usable_cores
 from ..engine.errors import RunError
 from ..experiments import EXPERIMENTS, METHOD_TITLES, Cell, Experiment, Noise
 from ..methods import METHODS, FCorrection
@@ -280,7 +280,7 @@ def _plan(left: int, planned: int) -> str:
 
 def _default_jobs(device: str, experiment: Experiment) -> int:
     """As many runs as the CPU has cores and memory for; on a GPU those that share one, with a core each."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = usable_cores()
     try:
         if resolve_device(device).type == "cuda":
             return min(cores, experiment.gpu_runs)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,7 +13,7 @@ from rich.console import Console
 from rich.text import Text
 
 from ..config import Config, ConfigError, default_run_name, read_config_file, resolve
-from ..engine.environment import resolve_device
+from ..engine.environment import resolve_device, usable_cores
 from ..engine.errors import RunError
 from ..options import OPTIONS
 from ..report.lambda_search import CSV_COLUMNS, SearchResult, draw_search
@@ -139,7 +138,7 @@ class Search:
             return f"validation accuracy {percent(score(read_metrics(run.folder), rung))} %"
 
         if left:
-            threads = max(1, _cores() // self.jobs)
+            threads = max(1, usable_cores() // self.jobs)
             with ReproductionProgress(console, list(runs.values()), lambda: None, figure) as progress:
                 run_all(left, jobs=self.jobs, threads=threads, on_change=progress.on_change, on_poll=progress.on_poll)
         scores = {
@@ -229,13 +228,9 @@ def _validation_text(config: Config, task: Task) -> str:
     return f"{held_out}, by their {config['val_labels']} labels"
 
 
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def _default_jobs(config: Config) -> int:
     """A run a core; one on a GPU."""
     try:
-        return 1 if resolve_device(config["device"]).type == "cuda" else _cores()
+        return 1 if resolve_device(config["device"]).type == "cuda" else usable_cores()
     except ValueError as error:
         raise ConfigError(config.relabelled(str(error))) from error

@@ -15,9 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from jocor_fast.data.decoder import Loaded, Settle
 from jocor_fast.data.image_file import BadImage, PlainJpeg, as_ppm, decode_by_pillow, read_image
-from jocor_fast.data.image_source import Loaded, Settle, usable_cores
 from jocor_fast.data.preprocessing import Box, Draw, Preprocessing
+from jocor_fast.engine.environment import usable_cores
 
 try:
     import nvidia.dali.fn as fn

@@ -10,53 +10,27 @@ from __future__ import annotations
 import os
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from jocor_fast.data.bad_files import BadFiles
+from jocor_fast.data.decoder import Decoder, Loaded
 from jocor_fast.data.image_file import BadImage
 from jocor_fast.data.image_set import MOST_TRIED, ImageList, none_readable, spread
+from jocor_fast.data.pillow_decoder import PillowDecoder
 from jocor_fast.data.preprocessing import CENTRE, Draw, Preprocessing, draw
+from jocor_fast.engine.environment import usable_cores
 from jocor_fast.engine.samples import Batch, InputSource
 
 BATCHES_AHEAD = 3  # that threads read while one is trained on
-
-
-class Loaded(NamedTuple):
-    """Images of a batch that could be read, with their numbers; `items` are the decoder's."""
-
-    samples: list[int]
-    items: list[Any]
-
-
-Settle = Callable[[Sequence[int], Sequence[Any]], Loaded]  # sample numbers, items or BadImage
-
-
-class Decoder(Protocol):
-    """Turns files into the inputs of a network."""
-
-    def load(self, path: str, where: Draw) -> Any:
-        """What `decode` takes of a file; called in threads. BadImage where it cannot be decoded."""
-        ...
-
-    def decode(self, batches: Iterable[Loaded], settle: Settle) -> Generator[tuple[list[int], Tensor]]:
-        """Images [B, 3, crop, crop] on the device, channels last, batch by batch.
-
-        An image that turns out to be bad only here is taken out of its batch by `settle`, as in reading.
-        """
-        ...
-
-    def network_input(self, stored: Tensor) -> Tensor:
-        """Normalised float32, of what `decode` gave."""
-        ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,8 +66,6 @@ class ImageInputs:
 
             decoder = DaliDecoder(self.preprocessing, device, batch_size)
         else:
-            from jocor_fast.data.pillow_decoder import PillowDecoder
-
             decoder = PillowDecoder(self.preprocessing, device)
         return ImageSource(self, decoder, device, training=training)
 
@@ -223,9 +195,3 @@ class ImageSource:
         if not found:
             path = self.images.paths[0]
             raise none_readable(self.images.folder, failed, path, self.bad_files.reasons[path])
-
-
-def usable_cores() -> int:
-    """How many cores this process may use; several that torchrun started on this machine share them evenly."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE") or 1))

@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from jocor_fast.data.decoder import Loaded, Settle
 from jocor_fast.data.image_file import decode_by_pillow, read_bytes
-from jocor_fast.data.image_source import Loaded, Settle
 from jocor_fast.data.preprocessing import Draw, Preprocessing
 
 

@@ -25,8 +25,8 @@ from jocor_fast.data.dataset import DataError
 from jocor_fast.data.image_file import BadImage, decode_by_pillow, read_bytes
 from jocor_fast.data.image_lists import CSV_PREFIX
 from jocor_fast.data.image_set import MOST_TRIED, ImageDataset, none_readable, spread
-from jocor_fast.data.image_source import usable_cores
 from jocor_fast.data.preprocessing import Preprocessing
+from jocor_fast.engine.environment import usable_cores
 from jocor_fast.whole_file import write_bytes, write_text
 
 SETTINGS, BAD_FILES = "prepared.json", "bad_files.txt"

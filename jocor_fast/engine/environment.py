@@ -1,8 +1,9 @@
-"""Where a run computes: its device, its generators, and what summary.json says of both."""
+"""Where a run computes: its device, its cores, its generators, and what summary.json says of them."""
 
 from __future__ import annotations
 
 import contextlib
+import os
 import platform
 from collections.abc import Iterator
 from typing import Any
@@ -33,6 +34,12 @@ def resolve_device(name: str) -> torch.device:
     if index >= count:
         raise ValueError(f"device: {name!r} is not among the {count} GPUs that torch sees")
     return torch.device("cuda", index)
+
+
+def usable_cores() -> int:
+    """How many cores this process may use; several that torchrun started on this machine share them evenly."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE") or 1))
 
 
 @contextlib.contextmanager
