@@ -16,7 +16,7 @@ from rich.console import Console
 
 from jocor_fast.report.curves import draw_comparison, draw_curves
 from jocor_fast.report.results import best_epoch, mean_and_std, read_json, read_metrics
-from jocor_fast.report.screen import TrainingProgress, epoch_line, final_table
+from jocor_fast.report.screen import TrainingProgress, epoch_line, final_table, say, say_subjects
 from jocor_fast.report.tables import TextTable, csv_text, percent, percent_with_std
 from jocor_fast.whole_file import write_text
 
@@ -302,3 +302,12 @@ def test_a_table_that_cannot_be_written_leaves_nothing_behind(tmp_path: Path) ->
     with pytest.raises(OSError, match="table"):
         write_text(tmp_path / "table.md", "no file can take the place of a folder")
     assert [path.name for path in tmp_path.iterdir()] == ["table.md"]
+
+
+def test_a_line_is_said_as_it_is_whatever_is_in_it() -> None:
+    console = Console(file=io.StringIO(), width=20)
+    say(console, "2 runs, in runs/:cat:/[bold]/a folder with a long name")
+    say_subjects(console, {"τ": "0.2 [link]", "table": "runs/:cat:/table.md"}, width=7)
+    assert console.file.getvalue() == (  # type: ignore[attr-defined]
+        "2 runs, in runs/:cat:/[bold]/a folder with a long name\nτ       0.2 [link]\ntable   runs/:cat:/table.md\n"
+    )

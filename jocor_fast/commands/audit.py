@@ -7,12 +7,12 @@ import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from rich.console import Console
-from rich.text import Text
 
 from ..config import ConfigError
 from ..data import Dataset, ImageDataset
@@ -21,6 +21,7 @@ from ..engine.errors import RunError
 from ..engine.folder import read_history
 from ..report.audit_page import audit_page
 from ..report.results import read_metrics
+from ..report.screen import say, say_subjects
 from ..report.tables import csv_text, percent
 from ..report.thumbnails import data_uri, file_uri, image_file_uri, is_image
 from ..stored_run import read_config, task_of_run
@@ -170,9 +171,7 @@ class AuditedRun:
         """Read the run and load its data again."""
         config = read_config(folder)
         history = read_history(folder)
-        task = task_of_run(
-            config["settings"], data_root, lambda sentence: console.print(Text(sentence), soft_wrap=True)
-        )
+        task = task_of_run(config["settings"], data_root, partial(say, console))
         if task is not None and not np.array_equal(task.train.labels.numpy(), history.labels):
             raise RunError(f"RUN: the labels that {folder} was trained on are others now: has their file changed?")
         found = audit_history(history, None if task is None else task.dataset.num_classes)
@@ -282,11 +281,10 @@ def _whole(flag: str, text: str) -> int:
 def _say(console: Console, audited: AuditedRun, output: Path, files: dict[str, str]) -> None:
     found = audited.found
     low, high = found.share_range
-    lines = {
+    subjects = {
         "data": f"{audited.title}: {len(found.given):,} training samples",
         "wrong": f"{int(found.wrong.sum()):,} labels, {percent(found.share)} %, are probably wrong "
         f"(between {percent(low)} and {percent(high)} %)",
         **{what: str(output / name) for what, name in files.items()},
     }
-    for name, text in lines.items():
-        console.print(Text(f"{name:<9} {text}"), soft_wrap=True)
+    say_subjects(console, subjects)

@@ -5,16 +5,16 @@ from __future__ import annotations
 import argparse
 import io
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 from rich.console import Console
-from rich.text import Text
 
 from ..config import ConfigError, default_run_name, resolve
 from ..noise_estimate import estimate_noise
 from ..options import AUTO, OPTIONS
-from ..report.screen import warm_up_progress
+from ..report.screen import say, say_subjects, warm_up_progress
 from ..report.tables import percent
 from ..task import build_task
 from ..whole_file import write_bytes, write_json
@@ -71,7 +71,7 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     config = resolve({"forget_rate": AUTO, "no_test": True, **flags}, arguments.config)
     if config["val_labels"] == "small-loss":
         raise ConfigError(f"{config.label('val_labels')} must be clean or noisy for estimate-noise, got 'small-loss'")
-    task = build_task(config, announce=lambda sentence: console.print(Text(sentence), soft_wrap=True))
+    task = build_task(config, announce=partial(say, console))
     epochs = config["epochs"] if config.given("epochs") else None
     with warm_up_progress(console) as on_epoch:
         found = estimate_noise(config, task, epochs=epochs, on_epoch=on_epoch)
@@ -86,7 +86,7 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     draw_noise_matrices(
         {f"{task.dataset.name}, estimated": found.transition}, output / PICTURE, task.dataset.label_table
     )
-    lines = {
+    subjects = {
         "data": f"{task.dataset.name}: {len(task.train.labels):,} training samples, {task.dataset.num_classes} classes",
         "τ": f"{percent(found.rate)} ± {percent(found.uncertainty)} % of the labels are wrong",
         "method": found.method,
@@ -94,6 +94,5 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
         "matrix": f"{output / MATRIX}, {output / PICTURE}",
         "next": f"jocor-fast train … --forget-rate {found.rate:.3f}",
     }
-    for name, text in lines.items():
-        console.print(Text(f"{name:<9} {text}"), soft_wrap=True)
+    say_subjects(console, subjects)
     return 0

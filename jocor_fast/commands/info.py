@@ -10,11 +10,11 @@ from importlib import metadata
 
 import torch
 from rich.console import Console
-from rich.text import Text
 
 from .._extension import build_info
 from ..data import DATASETS, default_root, find_dataset
 from ..engine.environment import resolve_device, usable_cores
+from ..report.screen import say
 
 SUMMARY = "build, devices, loaders, data sets, versions: for bug reports"
 USAGE = "[OPTIONS]"
@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace, console: Console) -> int:
     """Print it, a line a subject."""
     for name, text in _lines(arguments.data_root):
-        console.print(Text(f"{name:<11} {text}".rstrip()), soft_wrap=True)
+        say(console, f"{name:<11} {text}".rstrip())
     return 0
 
 

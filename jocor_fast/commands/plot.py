@@ -8,13 +8,13 @@ from pathlib import Path
 
 import numpy as np
 from rich.console import Console
-from rich.text import Text
 
 from ..config import ConfigError
 from ..data import DataError
 from ..engine.errors import RunError
 from ..report.comparison import ComparedRun, find_runs, grouped
 from ..report.results import read_json
+from ..report.screen import say, say_subjects
 from ..stored_run import task_of_run
 
 SUMMARY = "runs side by side in one figure, and their noise matrix"
@@ -50,13 +50,13 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     from ..report.curves import draw_comparison  # matplotlib takes half a second to import
 
     draw_comparison(grouped(runs), output / COMPARISON)
-    _say(console, f"{len(runs)} run{'s' * (len(runs) > 1)}", output / COMPARISON)
+    say_subjects(console, {f"{len(runs)} run{'s' * (len(runs) > 1)}": str(output / COMPARISON)})
     matrices, classes = _noise_matrices(runs, arguments.data_root, console)
     if matrices:
         from ..report.noise_matrix import draw_noise_matrices
 
         draw_noise_matrices(matrices, output / MATRIX, classes)
-        _say(console, "noise", output / MATRIX)
+        say_subjects(console, {"noise": str(output / MATRIX)})
     return 0
 
 
@@ -82,14 +82,14 @@ def _noise_matrices(
         try:
             task = task_of_run(first.settings, data_root)
         except (ConfigError, DataError) as error:
-            console.print(Text(f"no noise matrix of {title}: {error}"), soft_wrap=True)
+            say(console, f"no noise matrix of {title}: {error}")
             continue
         if task is None or task.train.clean_labels is None:
-            console.print(Text(f"no noise matrix of {title}: its true labels are unknown"), soft_wrap=True)
+            say(console, f"no noise matrix of {title}: its true labels are unknown")
             continue
         clean, noisy = task.train.clean_labels.numpy(), task.train.labels.numpy()
         if (clean == noisy).all():
-            console.print(Text(f"no noise matrix of {title}: no label is wrong"), soft_wrap=True)
+            say(console, f"no noise matrix of {title}: no label is wrong")
             continue
         tables[first.settings["dataset"]] = task.dataset.label_table
         matrices[title] = realised_matrix(clean, noisy, task.dataset.num_classes)
@@ -105,7 +105,3 @@ def _estimates(runs: Sequence[ComparedRun], titles: Mapping[str, np.ndarray]) ->
         if estimate is not None and run.data_title in titles:
             found.setdefault(f"{run.data_title}: F-correction's estimate", np.asarray(estimate, dtype=float))
     return found
-
-
-def _say(console: Console, what: str, path: Path) -> None:
-    console.print(Text(f"{what:<9} {path}"), soft_wrap=True)

@@ -7,12 +7,12 @@ import re
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.text import Text
 
 from ..config import ConfigError
 from ..data import ImageDataset, holds_files, load_dataset
 from ..data.arrays import user_path
 from ..data.prepare import BAD_FILES, Preparation, prepare
+from ..report.screen import say
 
 SUMMARY = "resize a data set of image files once, to train on it faster"
 USAGE = "--dataset NAME --output DIR [OPTIONS]"
@@ -46,9 +46,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, console: Console) -> int:
     """Resize; 0, or a ConfigError or DataError."""
-    for name in ("dataset", "output"):
+    for name, purpose in (("dataset", "what to resize"), ("output", "the folder for the resized data set")):
         if getattr(arguments, name) is None:
-            raise ConfigError(f"--{name} is needed: {PURPOSE[name]}")
+            raise ConfigError(f"--{name} is needed: {purpose}")
     if not holds_files(arguments.dataset):
         raise ConfigError(f"--dataset must be clothing1m, folder:DIR or csv:FILE, got {arguments.dataset!r}")
     size, quality = parse_size(arguments.size), parse_quality(arguments.quality)
@@ -61,13 +61,10 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
         bad_files = prepare(
             dataset, output, preparation, lambda done, total: bar.update(task, completed=done, total=total)
         )
-    _say(console, f"{dataset.name} is in {output}, {_size_text(preparation.resize)}, quality {quality}")
+    say(console, f"{dataset.name} is in {output}, {_size_text(preparation.resize)}, quality {quality}")
     if len(bad_files):
-        _say(console, f"{len(bad_files):,} files cannot be read and are left out, see {output / BAD_FILES}")
+        say(console, f"{len(bad_files):,} files cannot be read and are left out, see {output / BAD_FILES}")
     return 0
-
-
-PURPOSE = {"dataset": "what to resize", "output": "the folder for the resized data set"}
 
 
 def parse_size(text: str | None) -> tuple[int, int] | int | None:
@@ -95,7 +92,3 @@ def _bar(console: Console) -> Progress:
     """Drawn on a terminal alone."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(compact=True))
     return Progress(*columns, TextColumn("left"), console=console, transient=True, disable=not console.is_interactive)
-
-
-def _say(console: Console, sentence: str) -> None:
-    console.print(Text(sentence), soft_wrap=True)

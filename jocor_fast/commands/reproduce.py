@@ -7,11 +7,11 @@ import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.text import Text
 
 from ..config import Config, ConfigError, resolve
 from ..data import load_dataset
@@ -28,6 +28,7 @@ from ..report.reproduction import (
     results_table,
     seeds_at_hand,
 )
+from ..report.screen import say, say_subjects
 from ..report.tables import csv_text
 from ..schedules import trained_epochs
 from ..whole_file import write_text
@@ -175,9 +176,9 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
         return 0
     if left:
         jobs = min(len(left), jobs)
-        console.print(f"{_plan(len(left), len(runs))}, {jobs} at a time, in {asked.output}", soft_wrap=True)
+        say(console, f"{_plan(len(left), len(runs))}, {jobs} at a time, in {asked.output}")
         # Once, before the first run: what is absent or unknown is said at once, and no two runs download the same.
-        load_dataset(experiment.dataset, arguments.data_root, announce=lambda text: console.print(Text(text)))
+        load_dataset(experiment.dataset, arguments.data_root, announce=partial(say, console))
 
         def rewrite_table() -> None:
             asked.write_table(asked.read([run for run in left if run.error is not None]))
@@ -185,7 +186,7 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
         with ReproductionProgress(console, runs, rewrite_table) as progress:
             run_all(left, jobs=jobs, threads=experiment.threads, on_change=progress.on_change, on_poll=progress.on_poll)
     else:
-        console.print(f"all {len(runs)} runs are finished already")
+        say(console, f"all {len(runs)} runs are finished already")
     failed = [run for run in left if run.error is not None]
     _report(asked, asked.read(failed), console)
     if failed:
@@ -294,9 +295,9 @@ def _print_heading(asked: Reproduction, console: Console) -> None:
     names = list(dict.fromkeys(cell.title for cell in asked.chosen))
     together = ", ".join(names[:-1]) + " and " + names[-1] if len(names) > 1 else names[0]
     seeds = f"seeds 1 to {len(asked.seeds)}" if len(asked.seeds) > 1 else "seed 1"
-    console.print(f"{asked.experiment.title}: {together}, {seeds}", soft_wrap=True)
+    say(console, f"{asked.experiment.title}: {together}, {seeds}")
     for note in asked.experiment.notes:
-        console.print(note, soft_wrap=True)
+        say(console, note)
 
 
 def _report(asked: Reproduction, results: Sequence[CellResult], console: Console) -> None:
@@ -309,7 +310,6 @@ def _report(asked: Reproduction, results: Sequence[CellResult], console: Console
         if standard is not None and jocor is not None:
             points = 100 * (jocor - standard)
             side = "above" if points >= 0 else "below"
-            console.print(f"JoCoR is {abs(points):.1f} points {side} Standard.")
-    places = (("curves", asked.results / "curves.png"), ("table", asked.results / "table.md, table.csv"))
-    for what, place in (*places, ("runs", asked.output)):
-        console.print(Text(f"{what:<7} {place}"), soft_wrap=True)
+            say(console, f"JoCoR is {abs(points):.1f} points {side} Standard.")
+    places = {"curves": asked.results / "curves.png", "table": asked.results / "table.md, table.csv"}
+    say_subjects(console, {what: str(place) for what, place in {**places, "runs": asked.output}.items()}, width=7)

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
-from rich.text import Text
 
 from ..config import Config, resolve
 from ..experiments import Cell
 from ..methods import METHODS
+from ..report.screen import say
 from ..report.tables import NOT_AVAILABLE, TextTable, duration
 from .run_queue import QueuedRun
 from .step_times import EpochTime, StepTimes, expected_forget_rate
@@ -50,19 +50,19 @@ def print_plan(
     )
     console.print(table.rich())
     for reason in dict.fromkeys(times.failures.values()):
-        console.print(Text(f"no estimate for some of them: {reason}"), soft_wrap=True)
+        say(console, f"no estimate for some of them: {reason}")
     if not left:
-        console.print(f"all {len(runs)} runs are finished already")
+        say(console, f"all {len(runs)} runs are finished already")
         return
-    console.print("commands")
+    say(console, "commands")
     for run in left.values():
-        console.print(Text(f"  jocor-fast {shlex.join(run.arguments())}"), soft_wrap=True)
+        say(console, f"  jocor-fast {shlex.join(run.arguments())}")
     at_a_time = min(jobs, len(left))
     total = max(sum(seconds_of_runs) / at_a_time, max(seconds_of_runs))
-    console.print(
+    say(
+        console,
         f"{len(left)} of {len(runs)} runs left, {at_a_time} at a time with {threads} thread{'s' * (threads > 1)} each: "
         f"about {duration(total)}, from a few measured steps",
-        soft_wrap=True,
     )
 
 

@@ -11,6 +11,7 @@ from rich.live import Live
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from ..report.results import read_json
+from ..report.screen import say
 from ..report.tables import duration, percent
 from .run_queue import QueuedRun
 
@@ -88,8 +89,7 @@ class ReproductionProgress:
 
     def _say(self, text: str) -> None:
         self._spoken = time.monotonic()
-        self.console.print(text, soft_wrap=True)
-        self.console.file.flush()
+        say(self.console, text)
 
     def _done(self) -> int:
         return sum(run.epochs_done for run in self.runs)

@@ -6,11 +6,11 @@ import argparse
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.text import Text
 
 from ..config import Config, ConfigError, default_run_name, read_config_file, resolve
 from ..engine.environment import resolve_device, usable_cores
@@ -18,6 +18,7 @@ from ..engine.errors import RunError
 from ..options import OPTIONS
 from ..report.lambda_search import CSV_COLUMNS, SearchResult, draw_search
 from ..report.results import read_metrics
+from ..report.screen import say, say_subjects
 from ..report.tables import csv_text, percent
 from ..schedules import trained_epochs
 from ..successive_halving import kept, ranked, rungs, score
@@ -65,17 +66,17 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     search.print_heading(console)
     candidates, scores, chosen = list(search.grid), dict[int, dict[float, float | None]](), dict[int, list[float]]()
     for number, rung in enumerate(search.rungs, 1):
-        console.print(f"rung {number} of {len(search.rungs)}: {len(candidates)} λ to epoch {rung}", soft_wrap=True)
+        say(console, f"rung {number} of {len(search.rungs)}: {len(candidates)} λ to epoch {rung}")
         scores[rung] = search.climb(candidates, rung, console)
         candidates = kept(scores[rung]) if rung < search.rungs[-1] else ranked(scores[rung])[:1]
         chosen[rung] = candidates
     result = SearchResult(search.grid, search.validation, scores, chosen)
     search.write(result)
     console.print(result.table().rich())
-    console.print(f"λ {result.chosen:g} is chosen. To train on all of the training data with it:", soft_wrap=True)
-    console.print(Text(f"  {search.command(result.chosen)}"), soft_wrap=True)
-    for what, name in (("figure", "search.png"), ("table", "table.md, table.csv"), ("result", "search.json")):
-        console.print(Text(f"{what:<7} {search.output / name}"), soft_wrap=True)
+    say(console, f"λ {result.chosen:g} is chosen. To train on all of the training data with it:")
+    say(console, f"  {search.command(result.chosen)}")
+    files = {"figure": "search.png", "table": "table.md, table.csv", "result": "search.json"}
+    say_subjects(console, {what: str(search.output / name) for what, name in files.items()}, width=7)
     return 0
 
 
@@ -120,14 +121,13 @@ class Search:
     def print_heading(self, console: Console) -> None:
         """What is about to be done."""
         values = f"{self.grid[0]:g} … {self.grid[-1]:g}" if len(self.grid) > 1 else f"{self.grid[0]:g}"
-        lines = {
+        subjects = {
             "λ": f"{len(self.grid)} values, {values}",
             "compared": f"at epoch {' and '.join(map(str, self.rungs))}, the better half goes on",
             "on": self.validation,
             "runs": f"{self.jobs} at a time, in {self.output}",
         }
-        for name, text in lines.items():
-            console.print(Text(f"{name:<9} {text}"), soft_wrap=True)
+        say_subjects(console, subjects)
 
     def climb(self, candidates: Sequence[float], rung: int, console: Console) -> dict[float, float | None]:
         """Bring the runs of these λ to an epoch, and return their validation accuracy there."""
@@ -190,7 +190,7 @@ def _config_and_task(flags: Mapping[str, str | bool], file: str | None, console:
 
     def tried(**validation: str) -> tuple[Config, Task]:
         config = resolve({"no_test": True, **validation, **flags}, file)
-        return config, build_task(config, announce=lambda sentence: console.print(Text(sentence), soft_wrap=True))
+        return config, build_task(config, announce=partial(say, console))
 
     said = {*flags, *from_file}
     labels = {} if "val_labels" in said else {"val_labels": VAL_LABELS}

@@ -6,12 +6,12 @@ import argparse
 import contextlib
 import sys
 from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from rich.console import Console
-from rich.text import Text
 
 from .._extension import build_info
 from ..config import Config, ConfigError, resolve
@@ -29,7 +29,7 @@ from ..noise_estimate import NoiseEstimate, estimate_noise
 from ..options import AUTO, OPTIONS, TRAINING_FIELDS, UNFLAGGED_DEFAULTS, Option
 from ..predictor import describe_input
 from ..report.results import read_json
-from ..report.screen import TrainingProgress, final_table, warm_up_progress
+from ..report.screen import TrainingProgress, final_table, say, say_subjects, warm_up_progress
 from ..report.tables import percent
 from ..report.tensorboard import MissingTensorBoard, TensorBoardLog
 from ..schedules import lr_step_factor, steps_per_epoch, trained_epochs
@@ -102,9 +102,7 @@ def _run(config: Config, processes: Processes, console: Console) -> int:
     if not processes.first:
         console.quiet = True
     processes.from_first(lambda: _check_output(config))  # before data are read, let alone τ estimated
-    task = processes.one_a_machine_first(
-        lambda: build_task(config, announce=lambda sentence: console.print(Text(sentence), soft_wrap=True))
-    )
+    task = processes.one_a_machine_first(partial(build_task, config, announce=partial(say, console)))
     estimate = _estimated_forget_rate(config, task, processes, console)
     settings = config.train_settings()
     batch = _whole_batch(config, settings, task, processes)
@@ -121,9 +119,9 @@ def _run(config: Config, processes: Processes, console: Console) -> int:
     with progress, _tensorboard(config, processes) as board:
         result = _fit(config, settings, task, processes, progress, board, estimate)
     if result.summary["status"] == "interrupted":
-        console.print(f"left off after epoch {len(result.metrics)}, --resume goes on", soft_wrap=True)
+        say(console, f"left off after epoch {len(result.metrics)}, --resume goes on")
     elif not progress.epochs_shown:
-        console.print("this run is finished already, nothing was changed")
+        say(console, "this run is finished already, nothing was changed")
     if result.metrics:
         _print_result(result, Path(config["output"]), console)
     fault = result.summary.get("diverged")
@@ -309,11 +307,10 @@ def _print_header(
     if config["method"] == "f-correction":
         lines["training"] += ", twice: first a Standard network, whose predictions give the transition matrix"
     lines["output"] = config["output"]
-    for name, text in lines.items():
-        console.print(Text(f"{name:<9} {text}"), soft_wrap=True)
+    say_subjects(console, lines)
     if isinstance(task.dataset, ImageDataset):
         for note in task.dataset.notes:
-            console.print(Text(f"{'note':<9} {note}"), soft_wrap=True)
+            say_subjects(console, {"note": note})
 
 
 def _rate_text(config: Config) -> str:
@@ -413,5 +410,5 @@ def _idle_warning(config: Config, processes: Processes) -> str | None:
 
 def _print_result(result: Run, output: Path, console: Console) -> None:
     console.print(final_table(result.metrics, result.summary).rich())
-    for what, name in (("curves", "curves.png"), ("epochs", "metrics.jsonl"), ("summary", "summary.json")):
-        console.print(Text(f"{what:<9} {output / name}"), soft_wrap=True)
+    files = {"curves": "curves.png", "epochs": "metrics.jsonl", "summary": "summary.json"}
+    say_subjects(console, {what: str(output / name) for what, name in files.items()})

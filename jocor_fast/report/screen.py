@@ -1,4 +1,4 @@
-"""What a training run shows: a progress bar on a terminal, a line an epoch elsewhere, and a table at the end."""
+"""What commands show: lines as they are; of a run a bar on a terminal, a line an epoch elsewhere, a table last."""
 
 from __future__ import annotations
 
@@ -19,6 +19,17 @@ REFRESH_SECONDS = 0.1  # a step can take a third of a millisecond: drawing each 
 NARROW, WIDE = 60, 80  # terminal widths under which the bar and most figures, or the loss, are left out
 VERY_WIDE = 110  # from here on there is place for the speed of a run on files beside the loss
 SPEED_SECONDS = 2.0  # that the speed shown is measured over
+
+
+def say(console: Console, text: str) -> None:
+    """Print a line as it is: it is not wrapped, and no part of it is read as markup or as an emoji's name."""
+    console.print(Text(text), soft_wrap=True)
+
+
+def say_subjects(console: Console, texts: Mapping[str, str], width: int = 9) -> None:
+    """Print a line a subject, the texts below each other."""
+    for subject, text in texts.items():
+        say(console, f"{subject:<{width}} {text}")
 
 
 class TrainingProgress:
@@ -62,8 +73,7 @@ class TrainingProgress:
     def on_stage(self, stage: str) -> None:
         """Begin a stage of a run that has several: the epochs count from 1 again."""
         if self._bar is None:
-            self.console.print(Text(stage), soft_wrap=True)
-            self.console.file.flush()
+            say(self.console, stage)
         else:
             self._bar.reset(self._task, description=f"{stage.partition(':')[0]} ", epoch=0, figures="")
 
@@ -87,8 +97,7 @@ class TrainingProgress:
         epoch = metrics["epoch"]
         self.epochs_shown += 1
         if self._bar is None:
-            self.console.print(Text(epoch_line(metrics, self.epochs)), soft_wrap=True)
-            self.console.file.flush()
+            say(self.console, epoch_line(metrics, self.epochs))
         else:
             self._metrics = metrics
             self._bar.update(self._task, completed=epoch, epoch=epoch)
