@@ -1,4 +1,4 @@
-// Times the row kernels with every candidate of the mapping table, and the two choices that row_mapping.h makes by
+// Times the row kernels with every candidate of the mapping table, and the three choices that row_mapping.h makes by
 // size. No torch. tune_mapping.py compiles this for one logit type (JF_LOGIT) against a copy of csrc/ whose
 // kRowMappings are the candidates, runs it, and reads what it prints: lines of fields parted by commas.
 #include <cuda_bf16.h>
@@ -197,19 +197,40 @@ void time_mappings(const Batch& batch, std::integer_sequence<int, index...>) {
             }));
 }
 
+// A batch whose losses are computed.
+struct Ranked : Batch {
+  explicit Ranked(int64_t rows) : Batch(rows, kWidest) {
+    check(launch(row_losses_by_block<Logit, kWidest>, rows, kBlockRowThreads, nullptr, After::everything, row_params()),
+          "rows");
+  }
+};
+
+template <class Kernel>
+double time_one_block(const Ranked& batch, Kernel kernel) {
+  return microseconds(
+      [&] { return launch(kernel, 1, kSelectionThreads, nullptr, After::everything, batch.selection_params()); });
+}
+
 // By counting against by radix.
 void time_selections() {
   for (const int64_t rows : {64, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048}) {
-    Batch batch(rows, kWidest);
-    check(launch(row_losses_by_block<Logit, kWidest>, rows, kBlockRowThreads, nullptr, After::everything,
-                 batch.row_params()),
-          "rows");
-    const auto time_one = [&](auto kernel) {
-      return microseconds(
-          [&] { return launch(kernel, 1, kSelectionThreads, nullptr, After::everything, batch.selection_params()); });
-    };
-    std::printf("selection,%lld,%.3f,%.3f\n", static_cast<long long>(rows), time_one(selection_by_counting<float>),
-                time_one(selection_by_radix<float>));
+    const Ranked batch(rows);
+    std::printf("selection,%lld,%.3f,%.3f\n", static_cast<long long>(rows),
+                time_one_block(batch, selection_by_counting<float>), time_one_block(batch, selection_by_radix<float>));
+  }
+}
+
+// By radix in one block against a cluster.
+void time_clusters() {
+  const auto kernel = selection_by_radix<float>;
+  if (!runs_as_cluster(kernel, kClusterBlocks, kSelectionThreads)) return;
+  for (const int64_t rows : {2048, 4096, 6144, 8192, 12288, 16384, 32768, 65536, 131072}) {
+    const Ranked batch(rows);
+    const double cluster = microseconds([&] {
+      return launch_cluster(kernel, kClusterBlocks, kSelectionThreads, nullptr, After::everything,
+                            batch.selection_params());
+    });
+    std::printf("cluster,%lld,%.3f,%.3f\n", static_cast<long long>(rows), time_one_block(batch, kernel), cluster);
   }
 }
 
@@ -246,6 +267,7 @@ int main() {
     }
   }
   time_selections();
+  time_clusters();
   time_single_block<JF_SHORT_ROWS>(16);  // the candidates that the table holds today
   time_single_block<JF_WARP_ROWS>(104);
   return 0;

@@ -4,8 +4,9 @@
 
 Compiles tune_mapping.cu, without torch, against a copy of csrc/ whose table is all candidates: lanes that share a row,
 columns that a lane holds, threads in a block. Then, for every number of classes, the best of them over types, steps and
-batch sizes; the batch size up to which counting selects faster than the radix search (kCountingRows); and the rounds up
-to which one block for rows and selection beats two launches (kSingleBlockRounds). About two minutes on sixteen cores.
+batch sizes; the batch size up to which counting selects faster than the radix search (kCountingRows), and that up to
+which the radix search is faster in one block than in a cluster (kOneBlockRows); and the rounds up to which one block
+for rows and selection beats two launches (kSingleBlockRounds). About two minutes on sixteen cores.
 """
 
 from __future__ import annotations
@@ -102,25 +103,28 @@ class Measured:
         int, dict[Mapping, list[float]]
     ]  # by classes; a list over types, steps and batch sizes, in one order
     selections: dict[int, list[tuple[float, float]]]  # by rows: by counting, by radix; of each type
+    clusters: dict[int, list[tuple[float, float]]]  # by rows: by radix in one block, in a cluster
     rounds: dict[tuple[int, int], list[tuple[float, float]]]  # by classes and rounds: in one launch, in two
 
 
 def parse(outputs: Iterable[str]) -> Measured:
     times: dict[int, dict[Mapping, list[float]]] = defaultdict(lambda: defaultdict(list))
     selections: dict[int, list[tuple[float, float]]] = defaultdict(list)
+    clusters: dict[int, list[tuple[float, float]]] = defaultdict(list)
     rounds: dict[tuple[int, int], list[tuple[float, float]]] = defaultdict(list)
     for line in (line for output in outputs for line in output.splitlines()):
         kind, *fields = line.split(",")
         if kind == "mapping":
             _, classes, _, lanes, columns, threads, time = fields
             times[int(classes)][Mapping(int(lanes), int(columns), int(threads))].append(float(time))
-        elif kind == "selection":
-            rows, counting, radix = fields
-            selections[int(rows)].append((float(counting), float(radix)))
+        elif kind in ("selection", "cluster"):
+            rows, first, second = fields
+            (selections if kind == "selection" else clusters)[int(rows)].append((float(first), float(second)))
         elif kind == "rounds":
             classes, number, one, two = fields
             rounds[int(classes), int(number)].append((float(one), float(two)))
-    return Measured({classes: dict(of) for classes, of in times.items()}, dict(selections), dict(rounds))
+    mappings = {classes: dict(of) for classes, of in times.items()}
+    return Measured(mappings, dict(selections), dict(clusters), dict(rounds))
 
 
 def ranked(times: dict[Mapping, list[float]]) -> list[tuple[float, Mapping]]:
@@ -169,6 +173,9 @@ def report(measured: Measured) -> str:
     lines += ["};", "", "rows: by counting, by radix (µs, of each type)"]
     lines += [f"  {rows:>5}  {pairs}" for rows, pairs in sorted(measured.selections.items())]
     lines += [f"constexpr int64_t kCountingRows = {crossover(measured.selections)};", ""]
+    lines.append("rows: by radix in one block, in a cluster (µs, of each type)")
+    lines += [f"  {rows:>6}  {pairs}" for rows, pairs in sorted(measured.clusters.items())]
+    lines += [f"constexpr int64_t kOneBlockRows = {crossover(measured.clusters)};", ""]
     lines.append("classes, rounds: in one launch, in two (µs, of each type)")
     lines += [f"  {key}  {pairs}" for key, pairs in sorted(measured.rounds.items())]
     for classes in sorted({classes for classes, _ in measured.rounds}):

@@ -26,6 +26,9 @@ mapping,rows,256,128,32,32,128,4.0
 selection,64,3.0,8.0
 selection,512,7.5,8.0
 selection,768,9.0,8.0
+cluster,4096,4.0,6.0
+cluster,8192,7.0,8.0
+cluster,65536,30.0,12.0
 rounds,16,1,3.0,5.0
 rounds,16,2,6.0,5.0
 """
@@ -40,6 +43,7 @@ def test_the_table_is_printed_as_measured() -> None:
     text = tune_mapping.report(measured)
     assert "    {16, 4, 8, 128},\n    {32, 32, 8, 128},\n    {256, 32, 32, 128},\n};" in text
     assert "kCountingRows = 512;" in text
+    assert "kOneBlockRows = 8192;" in text
     assert "kSingleBlockRounds = 1 at 16 classes" in text
 
 

@@ -25,44 +25,100 @@ __device__ __forceinline__ void wait_for_previous_kernel() {
 #endif
 }
 
-// Whether a kernel's code, as loaded on the current device, holds the wait above. The device's capability does not
-// tell: code for 8.0, compiled from its PTX, runs on later devices too, has no wait, and linked there would be a race.
+// What is known of a kernel on each device, once it has been asked for.
+class PerDevice {
+ public:
+  // `ask` returns a yes or a no. Its errors are a no; they are taken from the runtime, where the next check of a launch
+  // would find them.
+  template <class Ask>
+  bool operator()(Ask ask) {
+    int device = 0;
+    if (cudaGetDevice(&device) != cudaSuccess || device >= kDevices) return false;
+    int answer = answers_[device].load(std::memory_order_relaxed);
+    if (answer == kNotAsked) {
+      answer = ask() ? kYes : kNo;
+      cudaGetLastError();
+      answers_[device].store(answer, std::memory_order_relaxed);
+    }
+    return answer == kYes;
+  }
+
+ private:
+  static constexpr int kDevices = 64, kNotAsked = 0, kNo = 1, kYes = 2;
+  std::atomic<int> answers_[kDevices] = {};
+};
+
+// Whether a kernel's code, as loaded on the current device, is for compute capability 9.0 or later, and so holds the
+// wait above and the barriers of a cluster. The device's capability does not tell: code for 8.0, compiled from its PTX,
+// runs on later devices too, has no wait, and linked there would be a race.
 // `ptxVersion` does: despite its name it is the architecture that the loaded code was written for, a tenth of
 // the __CUDA_ARCH__ it was compiled with (80, 90, 100); CUB chooses its tunings by it. Kernels with the same parameters
 // share one answer: they lie in one file, and a build compiles all files for the same architectures.
 template <class... Parameters>
-bool can_be_linked(void (*kernel)(Parameters...)) {
-  constexpr int kDevices = 64;
-  static std::atomic<int> known[kDevices];  // 0: not asked yet, 1: no, 2: yes
-  int device = 0;
-  if (cudaGetDevice(&device) != cudaSuccess || device >= kDevices) return false;
-  int state = known[device].load(std::memory_order_relaxed);
-  if (state == 0) {
+bool is_code_for_9_0(void (*kernel)(Parameters...)) {
+  static PerDevice known;
+  return known([kernel] {
     cudaFuncAttributes attributes{};
     const cudaError_t error = cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(kernel));
-    if (error != cudaSuccess) cudaGetLastError();  // else the next check of a launch would find it
-    state = error == cudaSuccess && attributes.ptxVersion >= 90 ? 2 : 1;
-    known[device].store(state, std::memory_order_relaxed);
-  }
-  return state == 2;
+    return error == cudaSuccess && attributes.ptxVersion >= 90;
+  });
 }
 
 enum class After { everything, linked };
 
+// What a launch is told, with the attributes that it points to.
+struct Configuration {
+  cudaLaunchAttribute attributes[2] = {};
+  cudaLaunchConfig_t launch = {};
+
+  Configuration(int64_t blocks, int threads, cudaStream_t stream, bool linked, bool one_cluster) {
+    // the kernels walk over their rows in steps of the grid, so that a grid of the largest size reaches any row
+    launch.gridDim = dim3(static_cast<unsigned>(std::min<int64_t>(blocks, std::numeric_limits<int32_t>::max())));
+    launch.blockDim = dim3(static_cast<unsigned>(threads));
+    launch.stream = stream;
+    launch.attrs = attributes;
+    if (linked) {
+      cudaLaunchAttribute& attribute = attributes[launch.numAttrs++];
+      attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+      attribute.val.programmaticStreamSerializationAllowed = 1;
+    }
+    if (one_cluster) {
+      cudaLaunchAttribute& attribute = attributes[launch.numAttrs++];
+      attribute.id = cudaLaunchAttributeClusterDimension;
+      attribute.val.clusterDim = {launch.gridDim.x, 1, 1};
+    }
+  }
+  Configuration(const Configuration&) = delete;
+  Configuration& operator=(const Configuration&) = delete;
+};
+
 template <class... Parameters, class... Arguments>
 cudaError_t launch(void (*kernel)(Parameters...), int64_t blocks, int threads, cudaStream_t stream, After after,
                    const Arguments&... arguments) {
-  cudaLaunchAttribute attribute{};
-  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attribute.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config{};
-  // the kernels walk over their rows in steps of the grid, so that a grid of the largest size reaches any row
-  config.gridDim = dim3(static_cast<unsigned>(std::min<int64_t>(blocks, std::numeric_limits<int32_t>::max())));
-  config.blockDim = dim3(static_cast<unsigned>(threads));
-  config.stream = stream;
-  config.attrs = &attribute;
-  config.numAttrs = after == After::linked && can_be_linked(kernel) ? 1 : 0;
-  return cudaLaunchKernelEx(&config, kernel, arguments...);
+  const bool linked = after == After::linked && is_code_for_9_0(kernel);
+  const Configuration configuration(blocks, threads, stream, linked, false);
+  return cudaLaunchKernelEx(&configuration.launch, kernel, arguments...);
+}
+
+// Whether the device runs this kernel as one cluster: a partition of it may have too few multiprocessors. Kernels with
+// the same parameters share one answer.
+template <class... Parameters>
+bool runs_as_cluster(void (*kernel)(Parameters...), int blocks, int threads) {
+  static PerDevice known;
+  return is_code_for_9_0(kernel) && known([=] {
+           const Configuration configuration(blocks, threads, nullptr, false, true);
+           int clusters = 0;
+           const auto code = reinterpret_cast<const void*>(kernel);
+           return cudaOccupancyMaxActiveClusters(&clusters, code, &configuration.launch) == cudaSuccess && clusters > 0;
+         });
+}
+
+// All blocks in one cluster, where the device runs it so.
+template <class... Parameters, class... Arguments>
+cudaError_t launch_cluster(void (*kernel)(Parameters...), int blocks, int threads, cudaStream_t stream, After after,
+                           const Arguments&... arguments) {
+  const Configuration configuration(blocks, threads, stream, after == After::linked, true);
+  return cudaLaunchKernelEx(&configuration.launch, kernel, arguments...);
 }
 
 }  // namespace jocor_fast::cuda

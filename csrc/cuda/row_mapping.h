@@ -42,6 +42,11 @@ constexpr int kSingleBlockColumns = 8;
 // Batches up to this size are selected by counting, larger ones by radix. Counting does rows^2 comparisons: at 512 they
 // take about as long as the radix search's barriers (estimated, not measured).
 constexpr int64_t kCountingRows = 512;
+
+// Up to this size the radix search takes one block, which holds as many float32 keys in its shared memory: the barriers
+// of a cluster would cost more than they save. Above, one multiprocessor would read all rows in every sweep: at 65,536
+// some 1.3 MB, 15 to 20 us before any barrier; the eight of a cluster still hold them. (Both estimated, not measured.)
+constexpr int64_t kOneBlockRows = 8192;
 constexpr int kSelectionThreads = 1024;
 
 }  // namespace jocor_fast::cuda

@@ -1,11 +1,12 @@
-// Step 2 in one block: the k smallest finite losses, ties to the lower row; exactly numpy.argsort(kind="stable")[:k].
+// Step 2: the k smallest finite losses, ties to the lower row; exactly numpy.argsort(kind="stable")[:k].
 //
-// Small batches: every row counts the keys that come before its own. Larger ones: a radix search for the k-th smallest
-// key, eight bits a sweep, then one sweep that writes the choice. No thread's timing can change a result: the only
-// atomics are integer additions.
+// Small batches, in one block: every row counts the keys that come before its own. Larger ones: a radix search for the
+// k-th smallest key, eight bits a sweep, then one sweep that writes the choice; in one block, or in a cluster whose
+// blocks take a slice of the rows each. No thread's timing can change a result: the only atomics are integer additions.
 #pragma once
 
 #include "../ranked_rows.h"
+#include "cluster.cuh"
 #include "linked_launch.cuh"
 #include "reductions.cuh"
 #include "row_mapping.h"
@@ -15,9 +16,14 @@ namespace jocor_fast::cuda {
 constexpr int kDigitBits = 8;
 constexpr int kDigits = 1 << kDigitBits;
 constexpr int kNoDigit = kDigits;  // of a row that is not counted
-constexpr int kRowsAtOnce = 4;     // whose loads are under way together in a sweep
+template <class Bits>
+constexpr int kLeadingShift = sizeof(Bits) * 8 - kDigitBits;
+constexpr int kRowsAtOnce = 4;  // whose loads are under way together in a sweep
 
-// Keys of batches up to 32 KB are read from memory once.
+// Counters of a sweep: keys by their digit; in the first one also two kinds of rows.
+constexpr int kEligibleRows = kDigits, kFiniteRows = kDigits + 1, kCounters = kDigits + 2;
+
+// Keys of a block up to 32 KB are read from memory once.
 template <class Bits>
 constexpr int kCachedKeys = 32768 / sizeof(Bits);
 
@@ -30,18 +36,30 @@ struct CountingScratch {
 template <class Bits>
 struct RadixScratch {
   Bits keys[kCachedKeys<Bits>];
-  uint32_t histograms[sizeof(Bits)][kDigits];  // one a sweep, so that clearing one needs no barrier of its own
-  int64_t counts[2 * kMaxWarps];
+  uint32_t counters[sizeof(Bits)][kCounters];  // one line a sweep, so that clearing one needs no barrier of its own
+  uint32_t of_cluster[kCounters];              // a line's sums over the blocks
   uint32_t ties_of_warp[2][kMaxWarps];
+  int predictions_differ;
   double sums[kMaxWarps];
+  double sums_of_blocks[kClusterBlocks];  // of the cluster's first block: what each has added up
 };
 
-// Every thread must call this.
-__device__ __forceinline__ bool only_differing_rows(const SelectionParams& params) {
+// The rows that a block looks at.
+struct Slice {
+  int64_t first, end;
+};
+
+// Whether only rows whose predictions differ are eligible; `any_differ()` finds out whether there are any.
+template <class AnyDiffer>
+__device__ __forceinline__ bool only_differing_rows(const SelectionParams& params, AnyDiffer any_differ) {
   if (params.disagreement == Disagreement::ignored || params.row_state == nullptr) return false;
-  if (params.disagreement == Disagreement::required) return true;
+  return params.disagreement == Disagreement::required || any_differ();
+}
+
+// Whether they do in a row of this slice. Every thread must call this.
+__device__ __forceinline__ bool any_differ_in(const SelectionParams& params, Slice slice) {
   int found = 0;
-  for (int64_t row = threadIdx.x; row < params.rows; row += blockDim.x) {
+  for (int64_t row = slice.first + threadIdx.x; row < slice.end; row += blockDim.x) {
     found |= params.row_state[row] == kEligibleAndPredictionsDiffer;
   }
   return __syncthreads_or(found) != 0;
@@ -52,13 +70,11 @@ __device__ __forceinline__ double value_of(const SelectionParams& params, int64_
   return params.mean_of != nullptr ? static_cast<double>(static_cast<const Real*>(params.mean_of)[row]) : 0.0;
 }
 
-// `sum`: each thread's share, of the rows that it chose.
-template <class Real>
-__device__ __forceinline__ void write_results(const SelectionParams& params, int64_t k, int64_t eligible,
-                                              int64_t finite, double sum, double* scratch) {
-  double total[1] = {sum};
-  reduce_block(total, 0.0, Sum{}, scratch);
-  if (threadIdx.x == 0) write_numbers<Real>(params, k, eligible, finite, total[0]);
+// A sum over the block of each thread's share, which is of the rows that it chose.
+__device__ __forceinline__ double sum_of_block(double share, double* scratch) {
+  double sum[1] = {share};
+  reduce_block(sum, 0.0, Sum{}, scratch);
+  return sum[0];
 }
 
 // --- by counting ----------------------------------------------------------------------------------------------------
@@ -76,7 +92,7 @@ __device__ __forceinline__ void select_by_counting(const SelectionParams& params
                                                    CountingScratch<typename OrderBits<Real>::type>& scratch) {
   using Rows = RankedRows<Real>;
   using Bits = typename Rows::Bits;
-  const Rows ranked(params, only_differing_rows(params));
+  const Rows ranked(params, only_differing_rows(params, [&] { return any_differ_in(params, {0, params.rows}); }));
   const int rows = static_cast<int>(params.rows), threads = blockDim.x;
   int64_t eligible = 0, finite = 0;
   for (int first = 0; first < rows; first += threads) {
@@ -90,7 +106,7 @@ __device__ __forceinline__ void select_by_counting(const SelectionParams& params
   const int64_t k = rows_to_keep(params, eligible, finite);
 
   const int lanes = lanes_of_counting(rows), lane = threadIdx.x % lanes;
-  double sum = 0;
+  double share = 0;
   for (int first = 0; first < rows; first += threads / lanes) {
     const int row = first + threadIdx.x / lanes;
     const Bits key = row < rows ? scratch.keys[row] : Rows::kNoCandidate;
@@ -105,18 +121,76 @@ __device__ __forceinline__ void select_by_counting(const SelectionParams& params
     if (lane != 0 || row >= rows) continue;
     const bool chosen = key != Rows::kNoCandidate && before < k;
     params.selected[row] = chosen;
-    if (chosen) sum += value_of<Real>(params, row);
+    if (chosen) share += value_of<Real>(params, row);
   }
-  write_results<Real>(params, k, eligible, finite, sum, scratch.sums);
+  const double sum = sum_of_block(share, scratch.sums);
+  if (threadIdx.x == 0) write_numbers<Real>(params, k, eligible, finite, sum);
 }
 
 // --- by radix -------------------------------------------------------------------------------------------------------
 
-// Lanes with the same digit add once: losses share their leading digits, and 32 additions to one counter take turns.
-__device__ __forceinline__ void count_digit(uint32_t* histogram, int digit) {
-  if (!__any_sync(kWholeWarp, digit != kNoDigit)) return;
-  const unsigned same = __match_any_sync(kWholeWarp, digit);
-  if (digit != kNoDigit && lane_of_thread() == __ffs(same) - 1) atomicAdd(&histogram[digit], __popc(same));
+__device__ __forceinline__ Slice slice_of_block(int64_t rows, Cluster cluster) {
+  int64_t size = (rows + cluster.blocks - 1) / cluster.blocks;
+  size = (size + kWarp - 1) / kWarp * kWarp;  // a warp's keys begin at a whole number of cache lines, as the batch does
+  const int64_t first = Min{}(cluster.rank * size, rows);
+  return {first, Min{}(first + size, rows)};
+}
+
+// any_differ_in of all blocks; `finding` lies in shared memory. Every thread must call this.
+__device__ __forceinline__ bool any_differ_in_cluster(const SelectionParams& params, Slice slice, int* finding,
+                                                      Cluster cluster) {
+  const bool in_slice = any_differ_in(params, slice);
+  if (threadIdx.x == 0) *finding = in_slice;
+  cluster.sync();  // every block's finding is written before any is read
+  int found = 0;
+  for (int block = 0; block < cluster.blocks; ++block) found |= *cluster.shared_of(block, finding);
+  return found != 0;
+}
+
+// Where the counter of a digit stands: those of the digits that one lane adds up in find_digit lie a bank apart from
+// its neighbours', for 32 lanes that read eight words in a row each would wait eight times for one another.
+__device__ __forceinline__ int slot_of(int digit) {
+  constexpr int per_lane = kDigits / kWarp;
+  return digit % per_lane * kWarp + digit / per_lane;
+}
+
+// Counts a digit of each lane, or kNoDigit. Losses share their leading digits, and 32 additions to one counter take
+// turns: so lanes with the digit of the first one add once, then those with the digit of the first that is left.
+__device__ __forceinline__ void count_digit(uint32_t* counters, int digit) {
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const unsigned left = __ballot_sync(kWholeWarp, digit != kNoDigit);
+    if (left == 0) return;
+    const int first = __ffs(left) - 1;
+    const int shared = __shfl_sync(kWholeWarp, digit, first);
+    const unsigned same = __ballot_sync(kWholeWarp, digit == shared);
+    if (lane_of_thread() == first) atomicAdd(&counters[slot_of(shared)], __popc(same));
+    if (digit == shared) digit = kNoDigit;
+  }
+  if (digit != kNoDigit) atomicAdd(&counters[slot_of(digit)], 1u);
+}
+
+// Adds up a number of each thread. The whole warp must take part.
+__device__ __forceinline__ void add_to_counter(uint32_t* counter, uint32_t of_thread) {
+  const uint32_t of_warp = reduce_lanes<kWarp>(of_thread, Sum{});
+  if (lane_of_thread() == 0) atomicAdd(counter, of_warp);
+}
+
+// The counters of a sweep over all blocks. Every thread must call this when it has counted.
+template <class Bits>
+__device__ __forceinline__ const uint32_t* add_up_counters(RadixScratch<Bits>& scratch, int sweep, Cluster cluster) {
+  cluster.sync();  // every row is counted before any counter is read
+  if (cluster.blocks == 1) return scratch.counters[sweep];
+  for (int i = threadIdx.x; i < kCounters; i += blockDim.x) {
+    uint32_t sum = 0;
+#pragma unroll
+    for (int block = 0; block < kClusterBlocks; ++block) {  // all loads are under way together
+      if (block < cluster.blocks) sum += cluster.shared_of(block, scratch.counters[sweep])[i];
+    }
+    scratch.of_cluster[i] = sum;  // those of the sweep before were read before the barrier above
+  }
+  __syncthreads();  // every counter is added up before any sum is read
+  return scratch.of_cluster;
 }
 
 struct Digit {
@@ -126,12 +200,12 @@ struct Digit {
 };
 
 // The digit of the `remaining`-th smallest counted key. Each warp finds it for itself, which saves a barrier.
-__device__ __forceinline__ Digit find_digit(const uint32_t* histogram, uint32_t remaining) {
+__device__ __forceinline__ Digit find_digit(const uint32_t* counters, uint32_t remaining) {
   constexpr int per_lane = kDigits / kWarp;
   const int lane = lane_of_thread();
   uint32_t counts[per_lane], total = 0;
 #pragma unroll
-  for (int i = 0; i < per_lane; ++i) total += counts[i] = histogram[lane * per_lane + i];
+  for (int i = 0; i < per_lane; ++i) total += counts[i] = counters[slot_of(lane * per_lane + i)];
   uint32_t up_to_here = total;
 #pragma unroll
   for (int distance = 1; distance < kWarp; distance *= 2) {
@@ -150,15 +224,15 @@ __device__ __forceinline__ Digit find_digit(const uint32_t* histogram, uint32_t 
 
 // Calls body(row, key) with every thread for kRowsAtOnce rows at a time; past the last row the key is kNoCandidate.
 template <class Real, class KeyOf, class Body>
-__device__ __forceinline__ void sweep(int64_t rows, KeyOf key_of, Body body) {
+__device__ __forceinline__ void sweep(Slice slice, KeyOf key_of, Body body) {
   using Rows = RankedRows<Real>;
   const int64_t threads = blockDim.x;
-  for (int64_t first = threadIdx.x; first - threadIdx.x < rows; first += kRowsAtOnce * threads) {
+  for (int64_t first = slice.first + threadIdx.x; first - threadIdx.x < slice.end; first += kRowsAtOnce * threads) {
     typename Rows::Bits keys[kRowsAtOnce];
 #pragma unroll
     for (int i = 0; i < kRowsAtOnce; ++i) {
       const int64_t row = first + i * threads;
-      keys[i] = row < rows ? key_of(row) : Rows::kNoCandidate;
+      keys[i] = row < slice.end ? key_of(row) : Rows::kNoCandidate;
     }
 #pragma unroll
     for (int i = 0; i < kRowsAtOnce; ++i) body(first + i * threads, keys[i]);
@@ -170,18 +244,50 @@ template <class Bits>
 struct Threshold {
   Bits key;
   uint32_t ties;
-  bool all_ties;  // they are all that have it, so that their order does not matter
+  bool all_ties;         // they are all that have it, so that their order does not matter
+  uint32_t ties_before;  // of those that have it, in the slices before this block's; 0 where all are chosen
 };
+
+// That of the k smallest keys, where there are more than k. `counters`: of the leading digits, already counted. Every
+// thread must call this.
+template <class Real, class KeyOf, class Bits>
+__device__ __forceinline__ Threshold<Bits> find_threshold(Slice slice, KeyOf key_of, int64_t k,
+                                                          const uint32_t* counters, RadixScratch<Bits>& scratch,
+                                                          Cluster cluster) {
+  Bits prefix = 0, known = 0;  // the digits of the k-th smallest key that are found, and where they stand
+  int shift = kLeadingShift<Bits>;
+  uint32_t remaining = static_cast<uint32_t>(k);
+  for (int sweeps = 1;; ++sweeps) {
+    const Digit digit = find_digit(counters, remaining);
+    remaining -= digit.before;
+    prefix |= static_cast<Bits>(digit.value) << shift;
+    known |= static_cast<Bits>(kDigits - 1) << shift;
+    const bool all = digit.count == remaining;  // of the keys with this prefix, so that no digit below decides
+    if (all || shift == 0) {
+      Threshold<Bits> threshold{static_cast<Bits>(prefix | (all ? ~known : Bits{0})), remaining, all, 0};
+      for (int block = 0; !all && block < cluster.rank; ++block) {
+        threshold.ties_before += cluster.shared_of(block, scratch.counters[sweeps - 1])[slot_of(digit.value)];
+      }
+      return threshold;
+    }
+    shift -= kDigitBits;
+    sweep<Real>(slice, key_of, [&](int64_t, Bits key) {
+      const bool counts = key != RankedRows<Real>::kNoCandidate && (key & known) == prefix;
+      count_digit(scratch.counters[sweeps], counts ? static_cast<int>(key >> shift) & (kDigits - 1) : kNoDigit);
+    });
+    counters = add_up_counters(scratch, sweeps, cluster);
+  }
+}
 
 // Writes the choice; returns this thread's share of the sum. Every thread must call this.
 template <class Real, class KeyOf, class Bits>
-__device__ __forceinline__ double write_choice(const SelectionParams& params, KeyOf key_of, Threshold<Bits> threshold,
-                                               uint32_t (*ties_of_warp)[kMaxWarps]) {
+__device__ __forceinline__ double write_choice(const SelectionParams& params, Slice slice, KeyOf key_of,
+                                               Threshold<Bits> threshold, uint32_t (*ties_of_warp)[kMaxWarps]) {
   const int lane = lane_of_thread(), warp = warp_of_thread(), warps = warps_of_block();
-  uint32_t ties_before = 0;  // in the chunks of rows that were swept
+  uint32_t ties_before = threshold.ties_before;  // also in the chunks of rows that were swept
   int parity = 0;
-  double sum = 0;
-  sweep<Real>(params.rows, key_of, [&](int64_t row, Bits key) {
+  double share = 0;
+  sweep<Real>(slice, key_of, [&](int64_t row, Bits key) {
     bool chosen = key < threshold.key || (threshold.all_ties && key == threshold.key);
     if (!threshold.all_ties) {
       const bool tie = key == threshold.key;
@@ -198,71 +304,62 @@ __device__ __forceinline__ double write_choice(const SelectionParams& params, Ke
       ties_before += in_chunk;
       parity ^= 1;
     }
-    if (row >= params.rows) return;
+    if (row >= slice.end) return;
     chosen = chosen && key != RankedRows<Real>::kNoCandidate;
-    if (chosen) sum += value_of<Real>(params, row);
+    if (chosen) share += value_of<Real>(params, row);
     params.selected[row] = chosen;
   });
-  return sum;
+  return share;
 }
 
-// Rows fewer than 2^32. One block.
+// Rows fewer than 2^32. One block, or the blocks of one cluster.
 template <class Real>
 __device__ __forceinline__ void select_by_radix(const SelectionParams& params,
                                                 RadixScratch<typename OrderBits<Real>::type>& scratch) {
   using Rows = RankedRows<Real>;
   using Bits = typename Rows::Bits;
-  for (int i = threadIdx.x; i < int(sizeof(Bits)) * kDigits; i += blockDim.x) scratch.histograms[0][i] = 0;
-  const Rows ranked(params, only_differing_rows(params));
-  __syncthreads();  // the histograms are clear before any row is counted
+  const Cluster cluster = cluster_of_block();
+  const Slice slice = slice_of_block(params.rows, cluster);
+  for (int i = threadIdx.x; i < int(sizeof(Bits)) * kCounters; i += blockDim.x) scratch.counters[0][i] = 0;
+  const Rows ranked(params, only_differing_rows(params, [&] {
+                      return any_differ_in_cluster(params, slice, &scratch.predictions_differ, cluster);
+                    }));
+  __syncthreads();  // the counters are clear before any row is counted
 
   // First sweep: how many rows are eligible, how many finite, and the leading digit, which needs no k.
-  const bool cached = params.rows <= kCachedKeys<Bits>;
-  int64_t counted[2] = {};  // eligible, finite
-  int shift = sizeof(Bits) * 8 - kDigitBits;
+  const bool cached = slice.end - slice.first <= kCachedKeys<Bits>;
+  uint32_t eligible_of_thread = 0, finite_of_thread = 0;
   const auto key_in_memory = [&](int64_t row) {
-    return ranked.eligible(row) && ranked.finite(row) ? ranked.key(row) : Rows::kNoCandidate;
+    const Bits key = ranked.key(row);  // `&`, not `&&`: no load waits for what another has found
+    return ranked.eligible(row) & ranked.finite(row) ? key : Rows::kNoCandidate;
   };
-  sweep<Real>(params.rows, key_in_memory, [&](int64_t row, Bits key) {
-    if (row < params.rows) {
-      counted[0] += ranked.eligible(row);
-      if (cached) scratch.keys[row] = key;
+  sweep<Real>(slice, key_in_memory, [&](int64_t row, Bits key) {
+    if (row < slice.end) {
+      eligible_of_thread += ranked.eligible(row);
+      if (cached) scratch.keys[row - slice.first] = key;
     }
     const bool candidate = key != Rows::kNoCandidate;
-    counted[1] += candidate;
-    count_digit(scratch.histograms[0], candidate ? static_cast<int>(key >> shift) : kNoDigit);
+    finite_of_thread += candidate;
+    count_digit(scratch.counters[0], candidate ? static_cast<int>(key >> kLeadingShift<Bits>) : kNoDigit);
   });
-  reduce_block(counted, int64_t{0}, Sum{}, scratch.counts);  // its barriers also end the counting, and publish the keys
-  const int64_t eligible = counted[0], finite = counted[1];
+  add_to_counter(&scratch.counters[0][kEligibleRows], eligible_of_thread);
+  add_to_counter(&scratch.counters[0][kFiniteRows], finite_of_thread);
+  const uint32_t* counters = add_up_counters(scratch, 0, cluster);
+  const int64_t eligible = counters[kEligibleRows], finite = counters[kFiniteRows];
   const int64_t k = rows_to_keep(params, eligible, finite);
-  const auto key_of = [&](int64_t row) { return cached ? scratch.keys[row] : key_in_memory(row); };
+  const auto key_of = [&](int64_t row) { return cached ? scratch.keys[row - slice.first] : key_in_memory(row); };
 
-  Threshold<Bits> threshold{Rows::kNoCandidate, 0, true};  // all candidates
-  if (k == 0) threshold.key = 0;                           // none: no finite loss has key 0
-  if (k > 0 && k < finite) {
-    Bits prefix = 0, known = 0;  // the digits of the k-th smallest key that are found, and where they stand
-    uint32_t remaining = static_cast<uint32_t>(k);
-    for (int digit_index = 0;; ++digit_index) {
-      const Digit digit = find_digit(scratch.histograms[digit_index], remaining);
-      remaining -= digit.before;
-      prefix |= static_cast<Bits>(digit.value) << shift;
-      known |= static_cast<Bits>(kDigits - 1) << shift;
-      const bool all = digit.count == remaining;  // of the keys with this prefix, so that no digit below decides
-      if (all || shift == 0) {
-        threshold = {static_cast<Bits>(prefix | (all ? ~known : Bits{0})), remaining, all};
-        break;
-      }
-      shift -= kDigitBits;
-      sweep<Real>(params.rows, key_of, [&](int64_t, Bits key) {
-        const bool counts = key != Rows::kNoCandidate && (key & known) == prefix;
-        count_digit(scratch.histograms[digit_index + 1],
-                    counts ? static_cast<int>(key >> shift) & (kDigits - 1) : kNoDigit);
-      });
-      __syncthreads();  // every row is counted before the histogram is read
-    }
+  Threshold<Bits> threshold{Rows::kNoCandidate, 0, true, 0};  // all candidates
+  if (k == 0) threshold.key = 0;                              // none: no finite loss has key 0
+  if (k > 0 && k < finite) threshold = find_threshold<Real>(slice, key_of, k, counters, scratch, cluster);
+  double sum = sum_of_block(write_choice<Real>(params, slice, key_of, threshold, scratch.ties_of_warp), scratch.sums);
+  if (cluster.blocks > 1) {
+    if (threadIdx.x == 0) *cluster.shared_of(0, &scratch.sums_of_blocks[cluster.rank]) = sum;
+    cluster.sync();  // all sums have arrived; and no block reads another's memory any more, so that each may end
+    sum = 0;
+    for (int block = 0; cluster.rank == 0 && block < cluster.blocks; ++block) sum += scratch.sums_of_blocks[block];
   }
-  const double sum = write_choice<Real>(params, key_of, threshold, scratch.ties_of_warp);
-  write_results<Real>(params, k, eligible, finite, sum, scratch.sums);
+  if (cluster.rank == 0 && threadIdx.x == 0) write_numbers<Real>(params, k, eligible, finite, sum);
 }
 
 // --- kernels --------------------------------------------------------------------------------------------------------

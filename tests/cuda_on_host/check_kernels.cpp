@@ -20,10 +20,6 @@ using namespace jocor_fast;
 
 namespace {
 
-// More keys than the radix selection holds in shared memory.
-template <class Real>
-constexpr int64_t kUncachedRows = 32768 / sizeof(Real) + 8;
-
 int failures = 0;
 
 void expect(bool holds, const char* what, const char* where) {
@@ -229,12 +225,12 @@ void check_batch(int64_t rows, int64_t classes, int64_t stride, int64_t offset, 
   expect_close(batch.grad2.from_device(), batch.grad2.host, of_gradient, "grad2", where);
 }
 
-// Losses that repeat, and more of them than are kept in shared memory: they are read again, and ties taken in order.
+// Losses that repeat, so that ties are taken in order.
 template <class Real>
-void check_selection_alone() {
-  const char* where = sizeof(Real) == 8 ? "selection of many float64 losses" : "selection of many float32 losses";
+void check_selection_alone(int64_t rows) {
+  char where[80];
+  std::snprintf(where, sizeof(where), "selection of %lld float%d losses", (long long)rows, int(8 * sizeof(Real)));
   std::printf("%s\n", where);
-  const int64_t rows = kUncachedRows<Real>;
   Array<Real> losses(rows);
   Array<uint8_t> selected(rows);
   Array<int64_t> counts(2);
@@ -256,6 +252,12 @@ void check_selection_alone() {
   expect(selected.from_device() == selected.host, "the selection differs from the CPU's", where);
   expect(counts.from_device() == counts.host, "the counts differ from the CPU's", where);
 }
+
+// Of the smallest batch that a cluster selects from; of the smallest whose keys are more than the shared memory of its
+// eight blocks holds. (On a device without clusters both are selected by one block.)
+constexpr int64_t kClusterRows = 8192 + 1;
+template <class Real>
+constexpr int64_t kUncachedRows = 8 * 32768 / sizeof(Real) + 1;
 
 // Every line of the mapping table and the looping kernel, at each vector width.
 template <class Logit>
@@ -285,8 +287,10 @@ int main(int argc, char** argv) {
   if (wanted("bfloat16")) check_type<__nv_bfloat16>();
   if (wanted("float16")) check_type<__half>();
   if (wanted("float64")) check_type<double>();
-  if (wanted("float32 losses")) check_selection_alone<float>();
-  if (wanted("float64 losses")) check_selection_alone<double>();
+  if (wanted("float32 losses")) check_selection_alone<float>(kClusterRows);
+  if (wanted("float64 losses")) check_selection_alone<double>(kClusterRows);
+  if (wanted("many float32 losses")) check_selection_alone<float>(kUncachedRows<float>);
+  if (wanted("many float64 losses")) check_selection_alone<double>(kUncachedRows<double>);
   std::printf(failures == 0 ? "every kernel agrees with the CPU's\n" : "%d failures\n", failures);
   return failures == 0 ? 0 : 1;
 }

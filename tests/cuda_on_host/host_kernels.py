@@ -58,6 +58,7 @@ class Launch:
     blocks: int
     threads: int
     linked: bool
+    cluster: bool
 
 
 @dataclass
@@ -145,7 +146,10 @@ class HostKernels:
 
     def take_launches(self) -> list[Launch]:
         lines = [line.split("\t") for line in self.library.kernels_take_launches().decode().splitlines()]
-        return [Launch(kernel, int(blocks), int(threads), kind == "linked") for kernel, blocks, threads, kind in lines]
+        return [
+            Launch(kernel, int(blocks), int(threads), linked == "linked", cluster == "cluster")
+            for kernel, blocks, threads, linked, cluster in lines
+        ]
 
     def call(self, step: str, *parameters: ctypes.Structure) -> None:
         error = getattr(self.library, f"kernels_{step}")(*(ctypes.byref(p) for p in parameters))

@@ -31,7 +31,8 @@ void kernels_set_limits(unsigned most_threads, unsigned most_blocks) {
   cuda_on_host::settings.most_blocks = most_blocks;
 }
 
-// A line for each launch since the last call: kernel, blocks, threads, and whether it was linked to the one before.
+// A line for each launch since the last call: kernel, blocks, threads, whether it was linked to the one before, and
+// whether it was one cluster.
 const char* kernels_take_launches() {
   static std::string text;
   text.clear();
@@ -40,7 +41,8 @@ const char* kernels_take_launches() {
     dladdr(launch.kernel, &info);
     char* name = abi::__cxa_demangle(info.dli_sname, nullptr, nullptr, nullptr);
     text += std::string(name != nullptr ? name : "?") + "\t" + std::to_string(launch.blocks) + "\t" +
-            std::to_string(launch.threads) + "\t" + (launch.linked ? "linked" : "alone") + "\n";
+            std::to_string(launch.threads) + "\t" + (launch.linked ? "linked" : "alone") + "\t" +
+            (launch.cluster ? "cluster" : "blocks") + "\n";
     std::free(name);
   }
   cuda_on_host::launches.clear();

@@ -83,9 +83,23 @@ def excluded_rows(kernels: HostKernels) -> None:
     selection.test_rows_that_may_not_be_chosen(kernels, rows.np.float32, 700)
 
 
+def one_differing_row(kernels: HostKernels) -> None:
+    for where in (0, selection.LARGE - 1):  # the block that has it has its turn last in one of the orders
+        selection.test_a_cluster_finds_one_differing_prediction_in_any_slice(kernels, where)
+
+
+def ties_in_a_cluster(kernels: HostKernels) -> None:
+    selection.test_a_cluster_takes_ties_in_the_order_of_its_slices(kernels, 5000)
+
+
+def mean_of_a_cluster(kernels: HostKernels) -> None:
+    selection.test_the_choice_does_not_depend_on_the_blocks_of_the_cluster(kernels, rows.np.float32, 3)
+
+
 VECTORS = "cuda/row_vectors.cuh"
 REDUCTIONS, ROWS, GRADIENTS = "cuda/reductions.cuh", "cuda/row_losses.cuh", "cuda/row_gradients.cuh"
 SELECTION, TOGETHER = "cuda/selection.cuh", "cuda/rows_and_selection.cuh"
+CLUSTER = "cuda/cluster.cuh"
 
 MUTANTS = {
     # a barrier is missing
@@ -102,12 +116,30 @@ MUTANTS = {
         "if (!FAULT) __syncthreads();", small_batches,
     ),
     "radix: counted before cleared": Mutant(
-        SELECTION, "__syncthreads();  // the histograms are clear before any row is counted",
+        SELECTION, "__syncthreads();  // the counters are clear before any row is counted",
         "if (!FAULT) __syncthreads();", many_rows,
     ),
     "radix: read before counted": Mutant(
-        SELECTION, "__syncthreads();  // every row is counted before the histogram is read",
-        "if (!FAULT) __syncthreads();", many_rows,
+        SELECTION, "cluster.sync();  // every row is counted before any counter is read",
+        "if (!FAULT) cluster.sync();", many_rows,
+    ),
+    "cluster: another block's counters read before counted": Mutant(
+        CLUSTER, "if (blocks > 1) {\n      __cluster_barrier", "if (blocks > 1 && !FAULT) {\n      __cluster_barrier",
+        ties_in_a_cluster,
+    ),
+    "cluster: sums of counters read before added up": Mutant(
+        SELECTION, "__syncthreads();  // every counter is added up before any sum is read",
+        "if (!FAULT) __syncthreads();", ties_in_a_cluster,
+    ),
+    "cluster: another block's finding read before written": Mutant(
+        SELECTION, "cluster.sync();  // every block's finding is written before any is read",
+        "if (!FAULT) cluster.sync();", one_differing_row,
+    ),
+    "cluster: sums of the blocks read before they arrive": Mutant(
+        SELECTION, "cluster.sync();  // all sums have arrived;", "if (!FAULT) cluster.sync();  //", mean_of_a_cluster,
+    ),
+    "cluster: every block counts its ties from the first": Mutant(
+        SELECTION, "!all && block < cluster.rank", "!FAULT && !all && block < cluster.rank", ties_in_a_cluster,
     ),
     "ties: read before written": Mutant(
         SELECTION, "__syncthreads();\n      const uint32_t of_lane",
@@ -159,7 +191,11 @@ MUTANTS = {
     ),
     "ties: a lane counts itself": Mutant(SELECTION, "(1u << lane) - 1", "((FAULT ? 2u : 1u) << lane) - 1", many_ties),
     "radix: every lane adds for its peers": Mutant(
-        SELECTION, "lane_of_thread() == __ffs(same) - 1", "(FAULT || lane_of_thread() == __ffs(same) - 1)", many_rows
+        SELECTION, "if (lane_of_thread() == first) atomicAdd", "if (FAULT || lane_of_thread() == first) atomicAdd",
+        many_rows,
+    ),
+    "radix: a digit is counted twice": Mutant(
+        SELECTION, "if (digit == shared) digit", "if (digit == shared && !FAULT) digit", many_rows
     ),
     "radix: the first sweep decides": Mutant(SELECTION, "all || shift == 0", "all || shift == 0 || FAULT", many_rows),
     "keys: -0 comes before +0": Mutant(

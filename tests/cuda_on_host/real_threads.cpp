@@ -87,7 +87,14 @@ unsigned add_atomically(unsigned* counter, unsigned value) {
   return __atomic_fetch_add(counter, value, __ATOMIC_RELAXED);
 }
 
-const char* run_grid(dim3 grid, dim3 block_size, bool linked, const std::function<void()>& kernel) {
+// A block at a time has none beside it: a kernel is run as on a device without clusters.
+unsigned rank_in_cluster() { return 0; }
+unsigned blocks_of_cluster() { return 1; }
+void arrive_at_cluster_barrier() {}
+void wait_at_cluster_barrier() { meet_block(false); }
+void* shared_memory_of(const void* mine, unsigned) { return const_cast<void*>(mine); }
+
+const char* run_grid(dim3 grid, dim3 block_size, bool linked, bool, const std::function<void()>& kernel) {
   return for_each_block(grid, block_size, [&](unsigned index, unsigned threads, dim3 size) -> const char* {
     Block this_block(threads);
     block = &this_block;

@@ -46,9 +46,10 @@ def kernels_in(report: str, capability: str) -> list[Kernel]:
 
 
 SHIPPED = "".join(f'#include "cuda/{name}.cu"\n' for name in ("rows_float32", "rows_bfloat16", "selection"))
-# These two instructions, and numbers of registers, are all in which nvcc's PTX for 8.0 differs from that for 9.0; the
-# test at the end compares. That of 9.0 serves 10.0 too.
+# These two instructions, and numbers of registers, are all in which nvcc's PTX of the rows for 8.0 differs from that
+# for 9.0, which serves 10.0 too. The selections have clusters from 9.0 on, and are compiled for 8.0 as well.
 LINKING = re.compile(r"^\s*griddepcontrol\..*$", re.M)
+CLUSTERS = ("barrier.cluster", "mapa.", "%cluster_")
 
 
 @pytest.fixture(scope="module")
@@ -61,9 +62,16 @@ def ptx_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return target
 
 
+KERNEL = re.compile(r"(?=\.visible \.entry )")
+
+
+def name_of(kernel: str) -> str:
+    return kernel.split("(")[0].split()[-1]
+
+
 def kernels_of(text: str) -> dict[str, str]:
     """Each kernel's PTX by its mangled name."""
-    return {part.split("(")[0].split()[-1]: part for part in re.split(r"(?=\.visible \.entry )", text)[1:]}
+    return {name_of(part): part for part in KERNEL.split(text)[1:]}
 
 
 def is_selection(name: str) -> bool:
@@ -71,19 +79,29 @@ def is_selection(name: str) -> bool:
 
 
 @pytest.fixture(scope="module")
-def compiled(ptx_file: Path) -> list[Kernel]:
-    """What ptxas says of the kernels on float32 and bfloat16 logits, for each capability that is shipped."""
+def selections_for_80(ptx_file: Path) -> Path:
+    """PTX for 8.0 of the selections."""
+    target = ptx_file.with_name("selections_for_80.ptx")
+    nvcc("-ptx", "-arch=compute_80", str(CSRC / "cuda" / "selection.cu"), "-o", str(target))
+    return target
 
-    def assemble(capability: str) -> list[Kernel]:
-        source, target = ptx_file, ptx_file.with_suffix(f".{capability}.cubin")
-        if capability == "80":
-            source = ptx_file.with_name("for_80.ptx")
-            source.write_text(LINKING.sub("", ptx_file.read_text()).replace(".target sm_90", ".target sm_80"))
+
+@pytest.fixture(scope="module")
+def compiled(ptx_file: Path, selections_for_80: Path) -> list[Kernel]:
+    """What ptxas says of the kernels on float32 and bfloat16 logits, for each capability that is shipped."""
+    head, *kernels = KERNEL.split(ptx_file.read_text())
+    rows_for_80 = ptx_file.with_name("rows_for_80.ptx")
+    rows = head.replace(".target sm_90", ".target sm_80") + "".join(k for k in kernels if not is_selection(name_of(k)))
+    rows_for_80.write_text(LINKING.sub("", rows))
+
+    def assemble(capability: str, source: Path) -> list[Kernel]:
+        target = source.with_suffix(f".{capability}.cubin")
         report = nvcc("-cubin", f"-arch=sm_{capability}", "-Xptxas=-v", str(source), "-o", str(target))
         return [k for k in kernels_in(report, capability) if not (is_selection(k.name) and "IdE" in k.name)]
 
+    tasks = [("80", rows_for_80), ("80", selections_for_80), ("90", ptx_file), ("100", ptx_file)]
     with ThreadPoolExecutor(2) as pool:
-        return [kernel for kernels in pool.map(assemble, ("80", "90", "100")) for kernel in kernels]
+        return [kernel for kernels in pool.map(assemble, *zip(*tasks, strict=True)) for kernel in kernels]
 
 
 def test_no_float32_or_bfloat16_kernel_spills(compiled: list[Kernel]) -> None:
@@ -144,19 +162,22 @@ def test_the_number_of_rows_to_keep_is_free_of_fused_rounding(ptx: dict[str, str
 
 
 def test_a_kernel_waits_for_the_one_before_it_where_its_code_is_for_9_0_and_nowhere_else(
-    ptx_file: Path, tmp_path: Path
+    ptx_file: Path, selections_for_80: Path
 ) -> None:
-    """So the code's own architecture decides whether it may be linked: linked_launch.cuh, can_be_linked."""
-    for_90, for_80 = ptx_file.read_text(), tmp_path / "for_80.ptx"
+    """So the code's own architecture decides whether it may be linked: linked_launch.cuh, is_code_for_9_0."""
+    for_90, for_80 = ptx_file.read_text(), selections_for_80.read_text()
     assert for_90.count("griddepcontrol.wait") == 4  # by counting, by radix; two types
     for name, body in kernels_of(for_90).items():
         before = body.partition("griddepcontrol.wait")[0]
         assert not is_selection(name) or not re.search(r"\b(ld|st|atom)\.(global|shared)", before), name
     assert for_90.count("griddepcontrol.launch_dependents") == 2 * 4 + 3 * 4  # types' widths × kernels of rows alone
-    selections = "".join(body for name, body in kernels_of(for_90).items() if is_selection(name))
-    nvcc("-ptx", "-arch=compute_80", str(CSRC / "cuda" / "selection.cu"), "-o", str(for_80))
-    assert "griddepcontrol" not in for_80.read_text()
-    assert instructions(for_80.read_text()) == instructions(LINKING.sub("", selections))
+    assert "griddepcontrol" not in for_80
+    assert not any(text in for_80 for text in CLUSTERS)
+    for name, body in kernels_of(for_90).items():
+        clusters = [text in body for text in CLUSTERS]
+        assert all(clusters) if "selection_by_radix" in name else not any(clusters), name
+        if "selection_by_counting" in name and is_selection(name):
+            assert instructions(kernels_of(for_80)[name]) == instructions(LINKING.sub("", body))
 
 
 def instructions(text: str) -> list[str]:

@@ -17,9 +17,10 @@ Array = np.ndarray[Any, Any]
 
 COUNTING, RADIX = "selection_by_counting", "selection_by_radix"
 
-# Around warps, around the batch size at which counting ends (512), around a sweep of four rows a thread, and
-# around the number of keys that are cached (8192 in float32, 4096 in float64).
+# Around warps, around the batch size at which counting ends (512), around a sweep of four rows a thread, around the
+# number of float64 keys that are cached (4096), and around the size at which a cluster begins (8192).
 SIZES = [1, 2, 31, 32, 33, 127, 128, 511, 512, 513, 1000, 1024, 1025, 4095, 4097, 8192, 8193, 20000]
+LARGE = 8193  # rows of the smallest batch that a cluster selects from
 
 
 def assert_selection_is_right(actual: SelectionResults, losses: Array, **settings: Any) -> None:
@@ -41,7 +42,10 @@ def test_the_choice_equals_a_stable_sort(kernels: HostKernels, real: Any, rows: 
         actual = kernels.select_small_loss(losses, num_keep=k, mean_of=losses)
         assert_selection_is_right(actual, losses, num_keep=k, mean_of=losses)
     kernel = COUNTING if rows <= 512 else RADIX
-    assert all(kernel in launch.kernel and launch.blocks == 1 for launch in kernels.take_launches())
+    cluster = rows >= LARGE
+    for launch in kernels.take_launches():
+        assert kernel in launch.kernel
+        assert (launch.cluster, launch.blocks) == (cluster, 8 if cluster else 1)
 
 
 @pytest.mark.parametrize("real", [np.float32, np.float64])
@@ -124,6 +128,55 @@ def test_the_choice_does_not_depend_on_the_size_of_the_block(kernels: HostKernel
         losses = np.round(rng.normal(size=rows), 1).astype(np.float32)
         actual = kernels.select_small_loss(losses, forget_rate=0.4, mean_of=losses)
         assert_selection_is_right(actual, losses, forget_rate=0.4, mean_of=losses)
+
+
+# --- a cluster ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("real", [np.float32, np.float64])
+@pytest.mark.parametrize("blocks", [1, 2, 3, 8])
+def test_the_choice_does_not_depend_on_the_blocks_of_the_cluster(kernels: HostKernels, real: Any, blocks: int) -> None:
+    """Fewer blocks than there are in a cluster also have more keys each than they hold in shared memory."""
+    kernels.set_limits(most_threads=64, most_blocks=blocks)
+    rng = np.random.default_rng(blocks)
+    losses = np.round(rng.normal(size=17000), 2).astype(real)  # ties in every slice
+    losses[rng.random(17000) < 0.1] = np.nan
+    state = rng.choice([oracle.INELIGIBLE, oracle.ELIGIBLE], 17000).astype(np.uint8)
+    for settings in ({"num_keep": 9000}, {"forget_rate": 0.37, "row_state": state}):
+        actual = kernels.select_small_loss(losses, mean_of=losses, **settings)
+        assert_selection_is_right(actual, losses, mean_of=losses, **settings)
+
+
+@pytest.mark.parametrize("where", [0, LARGE // 2, LARGE - 1])
+def test_a_cluster_finds_one_differing_prediction_in_any_slice(kernels: HostKernels, where: int) -> None:
+    losses = np.random.default_rng(0).normal(size=LARGE).astype(np.float32)
+    state = np.full(LARGE, oracle.ELIGIBLE, np.uint8)
+    state[where] = oracle.DIFFERING
+    settings: dict[str, Any] = {"num_keep": 7, "row_state": state, "disagreement": "preferred"}
+    assert_selection_is_right(kernels.select_small_loss(losses, **settings), losses, **settings)
+
+
+@pytest.mark.parametrize("k", [1, 1000, 1056, 1057, 5000, LARGE - 1])
+def test_a_cluster_takes_ties_in_the_order_of_its_slices(kernels: HostKernels, k: int) -> None:
+    chosen = kernels.select_small_loss(np.full(LARGE, 0.25, np.float32), num_keep=k).selected
+    np.testing.assert_array_equal(chosen, np.arange(LARGE) < k)
+
+
+ONE_BLOCK = [{"CODE_FOR": "80"}, {"CLUSTERS": "0"}]
+
+
+@pytest.mark.parametrize("device", ONE_BLOCK, ids=["code for 8.0", "too few multiprocessors"])
+def test_where_no_cluster_can_run_one_block_selects(library: HostKernels, device: dict[str, str]) -> None:
+    """In a process of its own, for a device is asked once."""
+    code = (
+        "import sys\nfrom pathlib import Path\nimport numpy as np\nfrom host_kernels import HostKernels\n"
+        "kernels = HostKernels(Path(sys.argv[1]))\n"
+        "print(kernels.select_small_loss(np.arange(9000, dtype=np.float32), num_keep=4000).selected.sum())\n"
+        "print([(launch.blocks, launch.cluster) for launch in kernels.take_launches()])"
+    )
+    environ = {**os.environ, **device, "PYTHONPATH": str(HERE)}
+    printed = run([sys.executable, "-c", code, library.library._name], env=environ)
+    assert printed.split("\n")[:2] == ["4000", "[(1, False)]"]
 
 
 # --- rows and selection together ------------------------------------------------------------------------------------

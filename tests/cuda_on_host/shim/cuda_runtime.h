@@ -20,13 +20,16 @@
 #define __forceinline__ inline
 #define __launch_bounds__(...)
 #define __grid_constant__
-#define __shared__ static  // blocks run one after the other
 
-// Threads are fibres of one thread of the host, which is fast; or, for the sanitizers, real threads.
+// A block's threads are fibres of one thread of the host, which is fast; or, for the sanitizers, real threads. Blocks
+// run one after the other, those of a cluster in turns: so each of these is a thread of the host with memory of its
+// own.
 #ifdef CUDA_ON_HOST_REAL_THREADS
 #define CUDA_ON_HOST_PER_THREAD thread_local
+#define __shared__ static
 #else
 #define CUDA_ON_HOST_PER_THREAD
+#define __shared__ static thread_local
 #endif
 
 struct dim3 {
@@ -58,26 +61,34 @@ struct Settings {
   bool descending = false;
   int planted_fault = from_environment("PLANTED_FAULT", 0);  // the number of one of the faults in mutants.py, or 0
   int code_for = from_environment("CODE_FOR", 90);           // the architecture that the loaded code was written for
+  int clusters = from_environment("CLUSTERS", 1);            // that the device has room for
 };
 extern Settings settings;
 
 // What is exchanged at a meeting of a warp's lanes: `bits` of each lane; returns those of all 32.
-enum class Meeting { shuffle_xor, shuffle_up, shuffle, ballot, any, match_any };
+enum class Meeting { shuffle_xor, shuffle_up, shuffle, ballot, any };
 const uint64_t* meet_warp(Meeting meeting, unsigned mask, uint64_t bits);
 // Waits for the block; returns how many threads came with `predicate`.
 int meet_block(bool predicate);
 void wait_for_previous_kernel();
 unsigned add_atomically(unsigned* counter, unsigned value);
 
+// Clusters have as many blocks as the grid.
+unsigned rank_in_cluster();
+unsigned blocks_of_cluster();
+void arrive_at_cluster_barrier();
+void wait_at_cluster_barrier();
+void* shared_memory_of(const void* mine, unsigned rank);
+
 // Runs the kernel for every thread of the grid. Returns what went wrong, or null.
-const char* run_grid(dim3 grid, dim3 block, bool linked, const std::function<void()>& kernel);
+const char* run_grid(dim3 grid, dim3 block, bool linked, bool cluster, const std::function<void()>& kernel);
 extern const char* last_error;
 
 // What was launched, in order, for the tests to look at and to clear.
 struct Launch {
   const void* kernel;
   unsigned blocks, threads;
-  bool linked;
+  bool linked, cluster;
 };
 inline std::vector<Launch> launches;
 
@@ -135,14 +146,6 @@ inline int __any_sync(unsigned mask, int predicate) {
   }
   return 0;
 }
-template <class T>
-unsigned __match_any_sync(unsigned mask, T value) {
-  const uint64_t bits = cuda_on_host::bits_of(value);
-  const uint64_t* lanes = cuda_on_host::meet_warp(cuda_on_host::Meeting::match_any, mask, bits);
-  unsigned result = 0;
-  for (int lane = 0; lane < 32; ++lane) result |= unsigned(lanes[lane] == bits) << lane;
-  return result;
-}
 inline unsigned atomicAdd(unsigned* counter, unsigned value) { return cuda_on_host::add_atomically(counter, value); }
 
 inline int __ffs(unsigned bits) { return __builtin_ffs(static_cast<int>(bits)); }
@@ -151,6 +154,14 @@ inline double __dmul_rn(double a, double b) { return a * b; }  // the host fuses
 inline float __int_as_float(int bits) { return cuda_on_host::value_of<float>(static_cast<uint32_t>(bits)); }
 inline double __longlong_as_double(long long bits) {
   return cuda_on_host::value_of<double>(static_cast<uint64_t>(bits));
+}
+
+inline unsigned __clusterRelativeBlockRank() { return cuda_on_host::rank_in_cluster(); }
+inline unsigned __clusterSizeInBlocks() { return cuda_on_host::blocks_of_cluster(); }
+inline void __cluster_barrier_arrive() { cuda_on_host::arrive_at_cluster_barrier(); }
+inline void __cluster_barrier_wait() { cuda_on_host::wait_at_cluster_barrier(); }
+inline void* __cluster_map_shared_rank(const void* mine, unsigned rank) {
+  return cuda_on_host::shared_memory_of(mine, rank);
 }
 
 inline void cudaTriggerProgrammaticLaunchCompletion() {}
@@ -163,11 +174,14 @@ using cudaStream_t = void*;
 struct cudaFuncAttributes {
   int ptxVersion;
 };
-enum cudaLaunchAttributeID { cudaLaunchAttributeProgrammaticStreamSerialization };
+enum cudaLaunchAttributeID { cudaLaunchAttributeProgrammaticStreamSerialization, cudaLaunchAttributeClusterDimension };
 struct cudaLaunchAttribute {
   cudaLaunchAttributeID id;
   struct {
     int programmaticStreamSerializationAllowed;
+    struct {
+      unsigned x, y, z;
+    } clusterDim;
   } val;
 };
 struct cudaLaunchConfig_t {
@@ -184,6 +198,10 @@ inline cudaError_t cudaGetDevice(int* device) {
 }
 inline cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void*) {
   attributes->ptxVersion = cuda_on_host::settings.code_for;
+  return cudaSuccess;
+}
+inline cudaError_t cudaOccupancyMaxActiveClusters(int* clusters, const void*, const cudaLaunchConfig_t*) {
+  *clusters = cuda_on_host::settings.clusters;
   return cudaSuccess;
 }
 inline cudaError_t cudaGetLastError() { return cudaSuccess; }
@@ -214,10 +232,19 @@ template <class... Parameters, class... Arguments>
 cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Parameters...),
                                const Arguments&... arguments) {
   if (config->gridDim.x == 0 || config->blockDim.x == 0 || config->blockDim.x > 1024) return cudaErrorInvalidValue;
-  const bool linked = config->numAttrs > 0;
+  bool linked = false, cluster = false;
+  for (unsigned i = 0; i < config->numAttrs; ++i) {
+    const cudaLaunchAttribute& attribute = config->attrs[i];
+    if (attribute.id == cudaLaunchAttributeProgrammaticStreamSerialization) {
+      linked = attribute.val.programmaticStreamSerializationAllowed != 0;
+    } else {
+      cluster = true;
+      if (attribute.val.clusterDim.x != config->gridDim.x || config->gridDim.x > 8) return cudaErrorInvalidValue;
+    }
+  }
   cuda_on_host::launches.push_back(
-      {reinterpret_cast<const void*>(kernel), config->gridDim.x, config->blockDim.x, linked});
+      {reinterpret_cast<const void*>(kernel), config->gridDim.x, config->blockDim.x, linked, cluster});
   cuda_on_host::last_error =
-      cuda_on_host::run_grid(config->gridDim, config->blockDim, linked, [&] { kernel(arguments...); });
+      cuda_on_host::run_grid(config->gridDim, config->blockDim, linked, cluster, [&] { kernel(arguments...); });
   return cuda_on_host::last_error == nullptr ? cudaSuccess : cudaErrorLaunchFailure;
 }
