@@ -52,26 +52,29 @@ template <int N, class Logit>
 __device__ __forceinline__ RowTask<Logit> begin_row(const GradientParams& params, int64_t row, int lane, int lanes) {
   using Real = RealOf<Logit>;
   const LogitPair& pair = params.pair;
+  // Every number that the row needs is under way before the first is looked at, and before anything is written.
   const Label label = read_label(pair, row);
+  const bool chosen1 = params.selected1 == nullptr || params.selected1[row] != 0;
+  const bool chosen2 = params.selected2 == nullptr || params.selected2[row] != 0;
+  const Real upstream = static_cast<const Real*>(params.grad_output)[row * params.grad_stride];
   RowTask<Logit> task{};
   task.statistics = static_cast<const RowStatistics<Real>*>(params.statistics)[row];
+  task.weight1 = weight_of(upstream, params.num_selected1);
+  task.weight2 = weight_of(upstream, params.num_selected2);
   task.label = label.value;
   task.weights = LossWeights<Real>(pair.co_lambda);
   if (params.grad1 != nullptr) task.gradient1 = static_cast<Logit*>(params.grad1) + row * pair.classes;
   if (params.grad2 != nullptr) task.gradient2 = static_cast<Logit*>(params.grad2) + row * pair.classes;
   const bool trains =
       label.valid && task.statistics.log_sum1 == task.statistics.log_sum1;  // else the loss is not finite
-  if (task.gradient1 != nullptr && !(trains && (params.selected1 == nullptr || params.selected1[row] != 0))) {
+  if (task.gradient1 != nullptr && !(trains && chosen1)) {
     zero_row<N>(task.gradient1, pair.classes, lane, lanes);  // written, not multiplied by 0: 0 * NaN is NaN
     task.gradient1 = nullptr;
   }
-  if (task.gradient2 != nullptr && !(trains && (params.selected2 == nullptr || params.selected2[row] != 0))) {
+  if (task.gradient2 != nullptr && !(trains && chosen2)) {
     zero_row<N>(task.gradient2, pair.classes, lane, lanes);
     task.gradient2 = nullptr;
   }
-  const Real upstream = static_cast<const Real*>(params.grad_output)[row * params.grad_stride];
-  task.weight1 = weight_of(upstream, params.num_selected1);
-  task.weight2 = weight_of(upstream, params.num_selected2);
   return task;
 }
 
