@@ -7,15 +7,17 @@ Values are checked where they are used: training settings by `engine.settings.Tr
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from .data import CLOTHING1M, CSV_PREFIX, FOLDER_PREFIX, NPZ_PREFIX, holds_files
+from .data import CLOTHING1M, CSV_PREFIX, FOLDER_PREFIX, NPZ_PREFIX, DataError, holds_files
+from .engine.errors import RunError
 from .engine.settings import TrainSettings
 from .experiments import PRESETS, PUBLISHED_CO_LAMBDA, preset_co_lambda
 from .options import AUTO, OPTIONS, TRAINING_FIELDS, UNFLAGGED_DEFAULTS, Option
@@ -100,6 +102,18 @@ class Config:
         if name is None:
             return message
         return re.sub(r"^\w+( \(--[\w-]+\))?", lambda _: self.label(name), message)
+
+    @contextlib.contextmanager
+    def relabelling(self) -> Iterator[None]:
+        """What the engine complains of within names the flag or key; a wrong value (ValueError) is a ConfigError."""
+        try:
+            yield
+        except DataError:  # of files, not of a value
+            raise
+        except RunError as error:
+            raise type(error)(self.relabelled(str(error))) from error
+        except ValueError as error:
+            raise ConfigError(self.relabelled(str(error))) from error
 
 
 def resolve(flags: Mapping[str, str | bool], file: str | None = None) -> Config:

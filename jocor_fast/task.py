@@ -28,9 +28,6 @@ from .noise import corrupt, expected_rate, read_transition, realised_rate, trans
 from .options import AUTO
 from .pretrained import Weights, read_weights
 
-# τ is "under" the realised rate only beyond this: the draw itself strays from its nominal rate by chance.
-RATE_TOLERANCE = 0.005
-
 
 @dataclass(frozen=True)
 class Task:
@@ -132,20 +129,6 @@ def _built_task(config: Config, announce: Callable[[str], None] | None) -> Task:
         given_labels=labels.noisy,
         true_labels=labels.clean,
         train_ids=kept,
-    )
-
-
-def forget_rate_warning(config: Config, task: Task) -> str | None:
-    """A sentence where τ was chosen lower than the share of wrong labels, else None."""
-    realised, forget_rate = task.realised_noise_rate, config["forget_rate"]
-    if not METHODS[config["method"]].selects or realised is None:
-        return None
-    expected = realised if task.expected_noise_rate is None else task.expected_noise_rate
-    if forget_rate >= min(realised, expected) - RATE_TOLERANCE:
-        return None
-    return (
-        f"{config.label('forget_rate')} {forget_rate:g} is under the share of wrong labels, {realised:.3g}, so that "
-        "wrong labels are trained on even if all are found"
     )
 
 

@@ -28,6 +28,7 @@ from ..stored_run import read_config, task_of_run
 from ..task import Task
 from ..whole_file import write_json, write_text
 from ..wrong_labels import Audit, audit_history
+from .flags import declare_alone
 
 SUMMARY = "find the labels of a run that are probably wrong"
 USAGE = "RUN [OPTIONS]"
@@ -67,11 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--images", metavar="N", default=str(MOST_IMAGES), help=f"samples on the page (default: {MOST_IMAGES})"
     )
     parser.add_argument("--output", metavar="DIR", help="folder for the files (default: RUN/audit)")
-    parser.add_argument(
-        "--data-root",
-        metavar="DIR",
-        help="folder of the data sets (default: $JOCOR_FAST_DATA, else ~/.cache/jocor_fast)",
-    )
+    declare_alone(parser, "data_root")
 
 
 def run(arguments: argparse.Namespace, console: Console) -> int:

@@ -18,7 +18,7 @@ from ..report.screen import say, say_subjects, warm_up_progress
 from ..report.tables import percent
 from ..task import build_task
 from ..whole_file import write_bytes, write_json
-from .train import declare
+from .flags import declare
 
 SUMMARY = "estimate how many labels are wrong, and the noise matrix"
 USAGE = "[OPTIONS]"

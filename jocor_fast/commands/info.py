@@ -15,6 +15,7 @@ from .._extension import build_info
 from ..data import DATASETS, default_root, find_dataset
 from ..engine.environment import resolve_device, usable_cores
 from ..report.screen import say
+from .flags import declare_alone
 
 SUMMARY = "build, devices, loaders, data sets, versions: for bug reports"
 USAGE = "[OPTIONS]"
@@ -36,11 +37,7 @@ LOADERS = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what `info` takes."""
-    parser.add_argument(
-        "--data-root",
-        metavar="DIR",
-        help="folder of the data sets (default: $JOCOR_FAST_DATA, else ~/.cache/jocor_fast)",
-    )
+    declare_alone(parser, "data_root")
 
 
 def run(arguments: argparse.Namespace, console: Console) -> int:

@@ -16,6 +16,7 @@ from ..report.comparison import ComparedRun, find_runs, grouped
 from ..report.results import read_json
 from ..report.screen import say, say_subjects
 from ..stored_run import task_of_run
+from .flags import declare_alone
 
 SUMMARY = "runs side by side in one figure, and their noise matrix"
 USAGE = "RUN [RUN ...] [OPTIONS]"
@@ -33,11 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what `plot` takes."""
     parser.add_argument("runs", metavar="RUN", nargs="*", help="folder of a run, or of runs")
     parser.add_argument("--output", metavar="DIR", default=".", help="folder for the figures (default: this one)")
-    parser.add_argument(
-        "--data-root",
-        metavar="DIR",
-        help="folder of the data sets, for the noise matrix (default: $JOCOR_FAST_DATA, else ~/.cache/jocor_fast)",
-    )
+    declare_alone(parser, "data_root")
 
 
 def run(arguments: argparse.Namespace, console: Console) -> int:

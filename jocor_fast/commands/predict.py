@@ -21,6 +21,7 @@ from ..engine.errors import RunError
 from ..predictor import Predictor
 from ..report.tables import csv_text
 from ..whole_file import write_text
+from .flags import declare_alone
 
 SUMMARY = "label images or arrays by the networks of a run"
 USAGE = "CHECKPOINT PATH [PATH ...] [OPTIONS]"
@@ -48,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--probabilities", action="store_true", help="add a column for each class")
     parser.add_argument("--output", metavar="FILE", help="write the CSV into a file (default: print it)")
-    parser.add_argument("--device", metavar="DEV", default="auto", help="auto, cpu, cuda or cuda:N (default: auto)")
+    declare_alone(parser, "device")
 
 
 def run(arguments: argparse.Namespace, console: Console) -> int:

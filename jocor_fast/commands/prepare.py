@@ -13,6 +13,7 @@ from ..data import ImageDataset, holds_files, load_dataset
 from ..data.arrays import user_path
 from ..data.prepare import BAD_FILES, Preparation, prepare
 from ..report.screen import say
+from .flags import declare_alone
 
 SUMMARY = "resize a data set of image files once, to train on it faster"
 USAGE = "--dataset NAME --output DIR [OPTIONS]"
@@ -31,9 +32,7 @@ MOST_QUALITY = 95  # beyond that, says Pillow's manual, files grow and images do
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options; their values are checked in `run`."""
     parser.add_argument("--dataset", metavar="NAME", help="clothing1m, folder:DIR or csv:FILE")
-    parser.add_argument(
-        "--data-root", metavar="DIR", help="folder of the data sets, as for train (default: $JOCOR_FAST_DATA)"
-    )
+    declare_alone(parser, "data_root")
     parser.add_argument("--output", metavar="DIR", help="folder for the resized data set")
     parser.add_argument(
         "--size",

@@ -32,9 +32,10 @@ from ..report.screen import say, say_subjects
 from ..report.tables import csv_text
 from ..schedules import trained_epochs
 from ..whole_file import write_text
+from .flags import declare_alone, parse_count
 from .reproduce_plan import print_plan
 from .reproduce_progress import ReproductionProgress
-from .run_queue import QueuedRun, check_earlier_run, parse_count, run_all
+from .run_queue import QueuedRun, check_earlier_run, run_all
 
 SUMMARY = "several methods and seeds side by side: a table and a figure"
 USAGE = "NAME [OPTIONS]"
@@ -78,13 +79,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     training.add_argument("--val-fraction", metavar="F", help="share of the training data to hold out for validation")
     training.add_argument("--val-labels", metavar="KIND", help="which labels to validate on, as `train` takes it")
     machine = parser.add_argument_group("where")
-    machine.add_argument("--device", metavar="DEV", default="auto", help="auto, cpu, cuda or cuda:N (default: auto)")
+    declare_alone(machine, "device")
     machine.add_argument(
         "--jobs",
         metavar="N",
         help="runs at a time (default: as many as cores and memory have room for; on a GPU 4 of perceptrons, else 1)",
     )
-    machine.add_argument("--data-root", metavar="DIR", help="folder of the data sets, as `train` takes it")
+    declare_alone(machine, "data_root")
     machine.add_argument(
         "--output", metavar="DIR", help="folder for runs, table and figure (default: runs/reproduce-DATASET)"
     )

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from ..config import Config, ConfigError
+from ..config import Config
 from ..engine.errors import RunError
 from ..engine.folder import FIRST_STAGE
 from ..options import OPTIONS
@@ -127,17 +127,6 @@ def check_earlier_run(folder: Path, config: Config) -> None:
     if changed:
         differences = ", ".join(f"{name} {earlier[name]} (now {config[name]})" for name in changed)
         raise RunError(f"{folder} holds a run with {differences}; choose another --output, or the same settings")
-
-
-def parse_count(flag: str, text: str | None, default: int) -> int:
-    """The whole number ≥ 1 that a flag's text is; a ConfigError that names the flag where it is none."""
-    try:
-        count = default if text is None else int(text)
-    except ValueError:
-        count = 0
-    if count < 1:
-        raise ConfigError(f"{flag} must be a whole number of at least 1, got {text!r}")
-    return count
 
 
 def _flag(name: str, value: Any) -> tuple[str, ...]:

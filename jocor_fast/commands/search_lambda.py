@@ -24,9 +24,9 @@ from ..schedules import trained_epochs
 from ..successive_halving import kept, ranked, rungs, score
 from ..task import Task, build_task
 from ..whole_file import write_json, write_text
+from .flags import declare, parse_count
 from .reproduce_progress import ReproductionProgress
-from .run_queue import QueuedRun, check_earlier_run, parse_count, run_all
-from .train import declare
+from .run_queue import QueuedRun, check_earlier_run, run_all
 
 SUMMARY = "find λ by validation accuracy, over the paper's grid"
 USAGE = "[OPTIONS]"
@@ -230,7 +230,5 @@ def _validation_text(config: Config, task: Task) -> str:
 
 def _default_jobs(config: Config) -> int:
     """A run a core; one on a GPU."""
-    try:
+    with config.relabelling():
         return 1 if resolve_device(config["device"]).type == "cuda" else usable_cores()
-    except ValueError as error:
-        raise ConfigError(config.relabelled(str(error))) from error
