@@ -340,12 +340,13 @@ def test_a_reader_that_leaves_ends_the_run_in_a_sentence(blobs: np.ndarray) -> N
     assert error.count("\n") == 1
 
 
+@pytest.mark.parametrize("method", ["jocor", "standard", "f-correction"])  # all train by them, or their first stage
 def test_a_gpu_without_our_kernels_is_refused_before_the_run(
-    blobs: np.ndarray, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    method: str, blobs: np.ndarray, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("jocor_fast.commands.train.resolve_device", lambda name: torch.device("cuda", 0))
     monkeypatch.setattr("jocor_fast.commands.train.build_info", lambda: {"reason": "no toolkit was found"})
-    assert train("--dataset", "npz:blobs.npz", "--device", "cuda") == 2
+    assert train("--dataset", "npz:blobs.npz", "--method", method, "--device", "cuda") == 2
     error = capsys.readouterr().err
     assert (
         error

@@ -21,7 +21,6 @@ from ..engine.plan import whole_batch
 from ..engine.processes import FailedElsewhere, Processes, joined_processes
 from ..engine.run import EpochEvent, Run, fit
 from ..engine.settings import TrainSettings
-from ..methods import METHODS
 from ..noise_estimate import NoiseEstimate, estimate_noise
 from ..options import AUTO, OPTIONS, TRAINING_FIELDS, UNFLAGGED_DEFAULTS
 from ..predictor import describe_input
@@ -115,9 +114,8 @@ def _device(config: Config) -> torch.device:
     """Where the run will compute; a ConfigError where it cannot."""
     with config.relabelling():
         device = resolve_device(config["device"])
-    method, why_not = METHODS[config["method"]], build_info()["reason"]
-    with_kernels = method.selects or method.num_networks > 1
-    if device.type == "cuda" and why_not is not None and with_kernels:
+    why_not = build_info()["reason"]
+    if device.type == "cuda" and why_not is not None:
         raise ConfigError(f"{config.label('device')} {device}: this build of jocor_fast has no CUDA kernels, {why_not}")
     return device
 
