@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import difflib
+import io
 import os
 import re
 import shutil
@@ -61,6 +62,7 @@ first steps
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command line (default: the process's own) and return its exit code."""
+    _write_any_character()
     try:
         parsed = _parsed(sys.argv[1:] if arguments is None else list(arguments))
     except ConfigError as error:
@@ -221,6 +223,12 @@ def _unknown_argument(argument: str, command: str | None) -> str:
         return f"{where} does not know what to do with {argument!r}"
     meant = closest_option(name.lstrip("-")) if command == "train" else None
     return f"{where} has no option {name}" + (f"; did you mean --{meant.replace('_', '-')}?" if meant else "")
+
+
+def _write_any_character() -> None:
+    """Escape what the output's encoding has no form for: τ in ASCII, the name of a file that is not UTF-8."""
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def _drop_output() -> None:

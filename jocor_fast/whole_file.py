@@ -19,8 +19,9 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def json_bytes(content: Mapping[str, Any]) -> bytes:
-    """The same as bytes."""
-    return (json.dumps(finite_or_none(content), indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode()
+    """The same as bytes. Names of files that are not UTF-8 are escaped, and so read back as Python has them."""
+    text = json.dumps(finite_or_none(content), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    return text.encode(errors="backslashreplace")
 
 
 def finite_or_none(value: Any) -> Any:
@@ -35,8 +36,8 @@ def finite_or_none(value: Any) -> Any:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write text in UTF-8."""
-    write_bytes(path, text.encode())
+    """Write text in UTF-8; names of files keep the bytes that they have on disk."""
+    write_bytes(path, text.encode(errors="surrogateescape"))
 
 
 def write_bytes(path: Path, data: bytes) -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
+import os
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 import jocor_fast as jf
 from engine_cases import blobs, small_tanh
@@ -189,3 +192,31 @@ def test_wrong_use_ends_in_a_sentence(audited: Path, tmp_path: Path, capsys: pyt
     (tmp_path / "config.json").write_text(json.dumps(changed))
     (tmp_path / "checkpoint.pt").write_bytes((audited / "checkpoint.pt").read_bytes())
     assert "are others now: has their file changed?" in says(1, str(tmp_path))
+
+
+def test_names_that_are_no_text_end_neither_training_nor_the_audit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of classes and files: bytes that are not UTF-8, and dollars, which matplotlib takes for formulas."""
+    generator, strange = np.random.default_rng(0), b"caf\xe9 $_$"
+    for name, base in ((strange, 60), (b"dog", 200)):
+        folder = os.fsencode(tmp_path) + b"/photos/" + name
+        os.makedirs(folder)
+        for number in range(12):
+            pixels = base + generator.integers(-40, 40, (12, 12, 3))
+            with open(folder + b"/\xe9%d.png" % number, "wb") as file:
+                Image.fromarray(pixels.astype(np.uint8)).save(file, "PNG")
+    screen = io.TextIOWrapper(io.BytesIO(), encoding="ascii")  # which has no τ
+    monkeypatch.setattr("sys.stdout", screen)
+    run = tmp_path / "run"
+    options = ["--forget-rate=0.1", "--model=mlp", "--image-size=8", "--batch-size=8", "--epochs=1", "--device=cpu"]
+    command = ["train", f"--dataset=folder:{tmp_path / 'photos'}", *options, "--loader=torchvision", f"--output={run}"]
+    assert main(command) == 0
+    assert main([*command, "--resume"]) == 0
+    assert main(["audit", str(run), "--apply"]) == 0
+    screen.flush()
+    assert rb"\u03c4         0.1 from epoch 10 on" in screen.buffer.getvalue()  # type: ignore[attr-defined]
+    rows = (run / "audit" / "suspicious.csv").read_bytes().splitlines()[1:]
+    assert {row.split(b",")[1] for row in rows if strange in row} >= {strange + b"/\xe9%d.png" % n for n in range(12)}
+    assert json.loads((run / "config.json").read_text())["label_table"] == [os.fsdecode(strange), "dog"]
+    assert (run / "audit" / "corrected.csv").read_bytes().count(b"\n") == 25

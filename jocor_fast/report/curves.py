@@ -64,15 +64,20 @@ def draw_comparison(
     for column, (heading, methods) in enumerate(panels.items()):
         for axis, (field, label) in zip(axes[:, column], ROWS, strict=True):
             for method, runs in methods.items():
-                _draw_line(axis, runs, field, name=method, color=f"C{names.index(method)}")
+                _draw_line(axis, runs, field, name=as_drawn(method), color=f"C{names.index(method)}")
             _finish(axis, label if column == 0 else "")
-        axes[0, column].set_title(heading, fontsize="medium")
+        axes[0, column].set_title(as_drawn(heading), fontsize="medium")
     lines = {line.get_label(): line for axis in axes.flat for line in axis.lines}
     if lines:  # one legend for all panels, below them: within a panel it would hide curves
         figure.legend(
             lines.values(), lines.keys(), loc="outside lower center", ncols=3 * axes.shape[1], fontsize="small"
         )
     save_figure(figure, path, title)
+
+
+def as_drawn(text: str) -> str:
+    """A name that is not ours, for a figure: a dollar in it begins no formula, and what is no Unicode is a "?"."""
+    return text.encode(errors="replace").decode().replace("$", r"\$")
 
 
 def new_figure(width: float, height: float) -> Figure:

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from matplotlib.axes import Axes
 
-from .curves import new_figure, save_figure
+from .curves import as_drawn, new_figure, save_figure
 
 PANEL_INCHES = 4.6
 NUMBERED_CLASSES = 12  # with more, a number in each field cannot be read
@@ -42,7 +42,7 @@ def draw_noise_matrices(
     panels = figure.subplots(1, len(matrices), squeeze=False)[0]
     for axis, (title, matrix) in zip(panels, matrices.items(), strict=True):
         image = axis.imshow(100 * matrix, cmap="Blues", vmin=0, vmax=100)
-        axis.set_title(title, fontsize="medium")
+        axis.set_title(as_drawn(title), fontsize="medium")
         axis.set_xlabel("given label")
         axis.set_ylabel("true class")
         _name_classes(axis, len(matrix), classes)
@@ -55,7 +55,7 @@ def draw_noise_matrices(
 def _name_classes(axis: Axes, count: int, classes: Sequence[str] | None) -> None:
     if count > NAMED_CLASSES:
         return
-    names = [str(number) for number in range(count)] if classes is None else list(classes)
+    names = list(map(str, range(count))) if classes is None else list(map(as_drawn, classes))
     axis.set_xticks(range(count), names, rotation=0 if max(map(len, names)) <= 2 else 90, fontsize="small")
     axis.set_yticks(range(count), names, fontsize="small")
 
