@@ -53,6 +53,13 @@ def test_runs_that_differ_in_seeds_alone_are_one_line_and_others_are_named_by_wh
     assert lines_of("all/jocor1", "all/jocor2") == {"digits, Symmetry-50%": {"JoCoR": 2}}
 
 
+def test_the_first_stage_of_a_run_is_no_run_of_its_own() -> None:
+    write_run("all/corrected", {**HALF, "method": "f-correction"})
+    write_run("all/corrected/first-stage", {"method": "standard", "seed": 0})
+    assert lines_of("all") == {"digits, Symmetry-50%": {"F-correction": 1}}
+    assert lines_of("all/corrected/first-stage") == {"own data": {"Standard": 1}}  # asked for by name
+
+
 def test_each_data_and_noise_has_a_column_and_names_of_its_own() -> None:
     write_run("a", {**HALF, "forget_rate": 0.5})
     write_run("b", {**HALF, "noise_rate": 0.2, "forget_rate": 0.2})

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..engine.folder import CONFIG, FIRST_STAGE, METRICS
 from ..experiments import METHOD_TITLES, Noise
 from .results import read_json, read_metrics
 
@@ -42,13 +43,15 @@ class ComparedRun:
 
 
 def find_runs(folder: Path) -> list[ComparedRun]:
-    """The run in a folder, or those below it in the order of their names; none where there is none."""
-    found = (
-        [folder] if (folder / "metrics.jsonl").is_file() else sorted(p.parent for p in folder.rglob("metrics.jsonl"))
-    )
+    """The run in a folder, or those below it in the order of their names; none where there is none.
+
+    The first stage of a run counts only where its own folder is given.
+    """
+    found = [folder]
+    if not (folder / METRICS).is_file():
+        found = sorted(path.parent for path in folder.rglob(METRICS) if path.parent.name != FIRST_STAGE)
     return [
-        ComparedRun(path, read_metrics(path), (read_json(path / "config.json") or {}).get("settings", {}))
-        for path in found
+        ComparedRun(path, read_metrics(path), (read_json(path / CONFIG) or {}).get("settings", {})) for path in found
     ]
 
 
