@@ -13,7 +13,7 @@ from ..config import ConfigError
 from ..data import DataError
 from ..engine.errors import RunError
 from ..report.comparison import ComparedRun, find_runs, grouped
-from ..report.results import read_json
+from ..report.results import read_summary
 from ..report.screen import say, say_subjects
 from ..stored_run import task_of_run
 from .flags import declare_alone
@@ -98,7 +98,7 @@ def _estimates(runs: Sequence[ComparedRun], titles: Mapping[str, np.ndarray]) ->
     """The matrices that F-correction estimated, one a data title, for those whose truth is drawn."""
     found: dict[str, np.ndarray] = {}
     for run in runs:
-        estimate = (read_json(run.folder / "summary.json") or {}).get("transition")
+        estimate = read_summary(run.folder).get("transition")
         if estimate is not None and run.data_title in titles:
             found.setdefault(f"{run.data_title}: F-correction's estimate", np.asarray(estimate, dtype=float))
     return found

@@ -33,8 +33,8 @@ from ..report.tables import csv_text
 from ..schedules import trained_epochs
 from ..whole_file import write_text
 from .flags import declare_alone, parse_count
+from .queue_progress import QueueProgress
 from .reproduce_plan import print_plan
-from .reproduce_progress import ReproductionProgress
 from .run_queue import QueuedRun, check_earlier_run, run_all
 
 SUMMARY = "several methods and seeds side by side: a table and a figure"
@@ -184,7 +184,7 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
         def rewrite_table() -> None:
             asked.write_table(asked.read([run for run in left if run.error is not None]))
 
-        with ReproductionProgress(console, runs, rewrite_table) as progress:
+        with QueueProgress(console, runs, rewrite_table) as progress:
             run_all(left, jobs=jobs, threads=experiment.threads, on_change=progress.on_change, on_poll=progress.on_poll)
     else:
         say(console, f"all {len(runs)} runs are finished already")

@@ -20,9 +20,9 @@ from typing import Any
 
 from ..config import Config
 from ..engine.errors import RunError
-from ..engine.folder import FIRST_STAGE
+from ..engine.folder import CONFIG, FIRST_STAGE
 from ..options import OPTIONS
-from ..report.results import LOG_NAME, read_error, read_json, read_metrics
+from ..report.results import LOG_NAME, read_error, read_json, read_metrics, read_summary
 
 POLL_SECONDS = 0.25
 STOP_SECONDS = 20.0  # what a run gets to write its checkpoint after SIGTERM
@@ -90,8 +90,7 @@ class QueuedRun:
     @property
     def is_finished(self) -> bool:
         """Whether its summary says so."""
-        summary = read_json(self.folder / "summary.json")
-        return summary is not None and summary["status"] == "finished"
+        return read_summary(self.folder).get("status") == "finished"
 
     def request_stop(self) -> None:
         """Ask the run to write its checkpoint and end."""
@@ -118,7 +117,7 @@ def check_earlier_run(folder: Path, config: Config) -> None:
 
     Where it was computed does not matter to a finished run, and an unfinished one refuses another device by itself.
     """
-    earlier = (read_json(folder / "config.json") or {}).get("settings", {})
+    earlier = (read_json(folder / CONFIG) or {}).get("settings", {})
     changed = [
         name
         for name, value in config.values.items()

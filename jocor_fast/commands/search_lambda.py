@@ -25,7 +25,7 @@ from ..successive_halving import kept, ranked, rungs, score
 from ..task import Task, build_task
 from ..whole_file import write_json, write_text
 from .flags import declare, parse_count
-from .reproduce_progress import ReproductionProgress
+from .queue_progress import QueueProgress
 from .run_queue import QueuedRun, check_earlier_run, run_all
 
 SUMMARY = "find λ by validation accuracy, over the paper's grid"
@@ -139,7 +139,7 @@ class Search:
 
         if left:
             threads = max(1, usable_cores() // self.jobs)
-            with ReproductionProgress(console, list(runs.values()), lambda: None, figure) as progress:
+            with QueueProgress(console, list(runs.values()), lambda: None, figure) as progress:
                 run_all(left, jobs=self.jobs, threads=threads, on_change=progress.on_change, on_poll=progress.on_poll)
         scores = {
             co_lambda: None if run.error is not None else score(read_metrics(run.folder), rung)

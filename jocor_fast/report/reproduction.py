@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..engine.folder import METRICS
 from ..experiments import Cell
 from ..paper_results import PaperResult, paper_result
-from .results import STD_DDOF, best_epoch, mean_and_std, read_error, read_json, read_metrics
+from .results import STD_DDOF, best_epoch, mean_and_std, read_error, read_metrics, read_summary
 from .tables import TextTable, percent, percent_with_std
 
 CSV_COLUMNS = (
@@ -136,7 +137,7 @@ def read_cell(
     missing: dict[int, str] = {}
     for seed in seeds:
         folder = output / cell.run_folder(seed)
-        summary = read_json(folder / "summary.json") or {}
+        summary = read_summary(folder)
         status = summary.get("status")
         if status == "finished":
             metrics[seed], summaries[seed] = read_metrics(folder), summary
@@ -147,7 +148,7 @@ def read_cell(
         elif read_error(folder) is not None:
             missing[seed] = "failed"
         else:
-            missing[seed] = "unfinished" if (folder / "metrics.jsonl").exists() else "not run"
+            missing[seed] = "unfinished" if (folder / METRICS).exists() else "not run"
     return CellResult(cell, figure, tuple(seeds), metrics, summaries, missing)
 
 

@@ -11,6 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..engine.folder import METRICS, SUMMARY
+
 LOG_NAME = "train.log"  # what a run that `jocor-fast reproduce` started has printed
 ERROR_PREFIX = "jocor-fast: error: "
 STD_DDOF = 1  # the sample standard deviation: five runs stand for the runs one might have made
@@ -42,7 +44,7 @@ def read_metrics(run: Path) -> list[dict[str, Any]]:
     The last may be still under way, or was cut by a full disk or a crash, which can leave zeros in its place.
     """
     try:
-        text = (run / "metrics.jsonl").read_text(encoding="utf-8", errors="replace")
+        text = (run / METRICS).read_text(encoding="utf-8", errors="replace")
     except FileNotFoundError:
         return []
     lines: list[dict[str, Any]] = []
@@ -55,6 +57,11 @@ def read_metrics(run: Path) -> list[dict[str, Any]]:
             break
         lines.append(content)
     return lines
+
+
+def read_summary(run: Path) -> dict[str, Any]:
+    """RUN/summary.json; empty where there is none, or it is not whole."""
+    return read_json(run / SUMMARY) or {}
 
 
 def read_error(run: Path) -> str | None:

@@ -1,4 +1,4 @@
-"""What `jocor-fast reproduce` shows while its runs are made: a bar on a terminal, a line now and then elsewhere."""
+"""What is shown while several runs are made: a bar on a terminal, a line now and then elsewhere."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from ..report.results import read_json
+from ..report.results import read_summary
 from ..report.screen import say
 from ..report.tables import duration, percent
 from .run_queue import QueuedRun
@@ -22,7 +22,7 @@ def _test_accuracy(run: QueuedRun, summary: Mapping[str, Any]) -> str:
     return f"test accuracy {percent(summary['last_10_mean']['test_accuracy'])} % over its last epochs"
 
 
-class ReproductionProgress:
+class QueueProgress:
     """One bar for all runs and a line for each that is going on; without a terminal a line now and then."""
 
     def __init__(
@@ -56,7 +56,7 @@ class ReproductionProgress:
             Live(Group(self._all, self._each), console=console, transient=True) if console.is_interactive else None
         )
 
-    def __enter__(self) -> ReproductionProgress:
+    def __enter__(self) -> QueueProgress:
         if self._live is not None:
             self._live.start()
         return self
@@ -71,11 +71,8 @@ class ReproductionProgress:
             self._running[run.name] = self._each.add_task(run.name, total=run.epochs, completed=run.epochs_done)
             return
         self._each.remove_task(self._running.pop(run.name))
-        summary = read_json(run.folder / "summary.json") if run.error is None else None
-        if summary is None:
-            self._say(f"{run.name}: failed: {run.error}")
-        else:
-            self._say(f"{run.name}: {self.figure(run, summary)}")
+        summary = read_summary(run.folder) if run.error is None else {}
+        self._say(f"{run.name}: {self.figure(run, summary) if summary else f'failed: {run.error}'}")
         self.on_end()
 
     def on_poll(self) -> None:
