@@ -50,10 +50,7 @@ class RankedRows {
         row_state_(params.row_state),
         only_differing_(only_differing) {}
 
-  JF_INLINE bool eligible(int64_t row) const {
-    if (row_state_ == nullptr) return true;
-    return only_differing_ ? row_state_[row] == kEligibleAndPredictionsDiffer : row_state_[row] != kIneligible;
-  }
+  JF_INLINE bool eligible(int64_t row) const { return row_state_ == nullptr || is_eligible(row_state_[row]); }
 
   JF_INLINE bool finite(int64_t row) const {
     return is_finite(losses_[row]) && (also_finite_ == nullptr || is_finite(also_finite_[row]));
@@ -61,7 +58,32 @@ class RankedRows {
 
   JF_INLINE Bits key(int64_t row) const { return order_key(losses_[row]); }
 
+  // The keys of some rows, kNoCandidate for one that cannot be chosen, and whether each is eligible. Each array is read
+  // for all of them before the first number is looked at: on a GPU all loads are under way together.
+  template <int count>
+  JF_INLINE void load(const int64_t (&rows)[count], Bits (&keys)[count], bool (&are_eligible)[count]) const {
+    Real losses[count], others[count] = {};
+    uint8_t states[count];
+    for (int i = 0; i < count; ++i) losses[i] = losses_[rows[i]];
+    if (also_finite_ != nullptr) {
+      for (int i = 0; i < count; ++i) others[i] = also_finite_[rows[i]];
+    }
+    for (int i = 0; i < count; ++i) states[i] = kEligibleAndPredictionsDiffer;
+    if (row_state_ != nullptr) {
+      for (int i = 0; i < count; ++i) states[i] = row_state_[rows[i]];
+    }
+    for (int i = 0; i < count; ++i) {
+      are_eligible[i] = is_eligible(states[i]);
+      const bool may_be_chosen = are_eligible[i] && is_finite(losses[i]) && is_finite(others[i]);
+      keys[i] = may_be_chosen ? order_key(losses[i]) : kNoCandidate;
+    }
+  }
+
  private:
+  JF_INLINE bool is_eligible(uint8_t state) const {
+    return only_differing_ ? state == kEligibleAndPredictionsDiffer : state != kIneligible;
+  }
+
   const Real* losses_;
   const Real* also_finite_;
   const uint8_t* row_state_;

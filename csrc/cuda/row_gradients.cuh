@@ -36,14 +36,10 @@ struct RowTask {
 
 template <int N, class Logit>
 __device__ __forceinline__ void zero_row(Logit* gradient, int64_t classes, int lane, int lanes) {
+#pragma unroll 4
   for (int64_t column = int64_t{lane} * N; column < classes; column += int64_t{lanes} * N) {
     store_zeros<N>(gradient + column);
   }
-}
-
-template <class Real>
-__device__ __forceinline__ Real weight_of(Real upstream, const int64_t* num_selected) {
-  return num_selected != nullptr ? upstream * (Real(1) / static_cast<Real>(*num_selected)) : upstream;
 }
 
 // Writes the zeros of the networks that the row does not train, by its `lanes` threads; what is left to do is the
@@ -56,11 +52,13 @@ __device__ __forceinline__ RowTask<Logit> begin_row(const GradientParams& params
   const Label label = read_label(pair, row);
   const bool chosen1 = params.selected1 == nullptr || params.selected1[row] != 0;
   const bool chosen2 = params.selected2 == nullptr || params.selected2[row] != 0;
+  const int64_t num_selected1 = params.num_selected1 != nullptr ? *params.num_selected1 : 1;
+  const int64_t num_selected2 = params.num_selected2 != nullptr ? *params.num_selected2 : 1;
   const Real upstream = static_cast<const Real*>(params.grad_output)[row * params.grad_stride];
   RowTask<Logit> task{};
   task.statistics = static_cast<const RowStatistics<Real>*>(params.statistics)[row];
-  task.weight1 = weight_of(upstream, params.num_selected1);
-  task.weight2 = weight_of(upstream, params.num_selected2);
+  task.weight1 = upstream * (Real(1) / static_cast<Real>(num_selected1));
+  task.weight2 = upstream * (Real(1) / static_cast<Real>(num_selected2));
   task.label = label.value;
   task.weights = LossWeights<Real>(pair.co_lambda);
   if (params.grad1 != nullptr) task.gradient1 = static_cast<Logit*>(params.grad1) + row * pair.classes;
@@ -90,7 +88,7 @@ __device__ __forceinline__ void write_gradients(const RowTask<Logit>& task, int6
     // the maximum leaves first: lse, as large as the logits, would take digits along
     const Real log_p = (values1[i] - max1) - task.statistics.log_sum1;
     const Real log_q = (values2[i] - max2) - task.statistics.log_sum2;
-    const Real p = exponential(log_p), q = exponential(log_q);
+    const Real p = normal_exponential(log_p), q = normal_exponential(log_q);
     const Real label_part = column + i == task.label ? label_gradient(task.weights) : Real(0);
     if (task.weights.agreement != 0) {
       const Real delta = finite_log_ratio(log_p, log_q);
@@ -125,10 +123,9 @@ __global__ void __launch_bounds__(kRowMappings[mapping_index].threads)
     if (!__any_sync(kWholeWarp, reads1 || reads2)) continue;
 
     Real values1[mapping.columns] = {}, values2[mapping.columns] = {};
-    if (reads1)
-      load_row<mapping.lanes, mapping.columns, N>(first_logit1<Logit>(pair, row), pair.classes, lane, values1);
-    if (reads2)
-      load_row<mapping.lanes, mapping.columns, N>(first_logit2<Logit>(pair, row), pair.classes, lane, values2);
+    constexpr auto load = load_row<mapping.lanes, mapping.columns, N, /*whole_vectors=*/true, Logit>;
+    if (reads1) load(first_logit1<Logit>(pair, row), pair.classes, lane, values1);
+    if (reads2) load(first_logit2<Logit>(pair, row), pair.classes, lane, values2);
     const Real max1 = reduce_lanes<mapping.lanes>(largest(values1), Max{});
     const Real max2 = reduce_lanes<mapping.lanes>(largest(values2), Max{});
     if (!reads1 && !reads2) continue;

@@ -89,8 +89,8 @@ __device__ __forceinline__ RowLoss<RealOf<Logit>> row_loss_in_registers(const Lo
   using Real = RealOf<Logit>;
   RowLoss<Real> row{};
   Real values1[columns], values2[columns];
-  load_row<lanes, columns, N>(z1, classes, lane, values1);
-  load_row<lanes, columns, N>(z2, classes, lane, values2);
+  load_row<lanes, columns, N, /*whole_vectors=*/false>(z1, classes, lane, values1);
+  load_row<lanes, columns, N, /*whole_vectors=*/false>(z2, classes, lane, values2);
 
   row.max1 = reduce_lanes<lanes>(largest(values1), Max{});
   row.max2 = reduce_lanes<lanes>(largest(values2), Max{});
@@ -104,7 +104,7 @@ __device__ __forceinline__ RowLoss<RealOf<Logit>> row_loss_in_registers(const Lo
   for (int i = 0; i < columns; ++i) {
     values1[i] -= row.max1;
     values2[i] -= row.max2;
-    sum1 += exponential(values1[i]);
+    sum1 += exponential(values1[i]);  // which stay in registers for the divergences
     sum2 += exponential(values2[i]);
   }
   sum1 = reduce_lanes<lanes>(sum1, Sum{});
@@ -137,10 +137,10 @@ __device__ __forceinline__ void rows_of_block(const RowParams& params, int64_t f
   const int64_t read_row = row < pair.rows ? row : pair.rows - 1;
   const Logit* z1 = first_logit1<Logit>(pair, read_row);
   const Logit* z2 = first_logit2<Logit>(pair, read_row);
-  const Label label = read_label(pair, read_row);
+  const int64_t label = label_value(pair, read_row);  // under way with the logits; looked at when they are done
   const auto result = row_loss_in_registers<Logit, mapping.lanes, mapping.columns, N>(
       z1, z2, pair.classes, lane, pair.co_lambda != 0.0, params.compare_predictions);
-  if (lane == 0 && row < pair.rows) write_row(params, row, label, z1, z2, result);
+  if (lane == 0 && row < pair.rows) write_row(params, row, as_label(pair, label), z1, z2, result);
 }
 
 template <class Logit, int mapping_index, int N>
@@ -169,7 +169,7 @@ struct RunningSum {
   __device__ __forceinline__ void add(const Real (&values)[N]) {
     rescale(larger(max, largest(values)));
 #pragma unroll
-    for (int i = 0; i < N; ++i) sum += exponential(values[i] - origin(max));
+    for (int i = 0; i < N; ++i) sum += normal_exponential(values[i] - origin(max));
   }
 
   __device__ __forceinline__ void rescale(Real new_max) {

@@ -24,8 +24,9 @@ __device__ __forceinline__ Real largest(const Real (&values)[count]) {
   return max;
 }
 
-// Columns come to lanes in vectors of N: lane l holds vectors l, l + lanes, l + 2 lanes ...
-template <int lanes, int columns, int N, class Logit>
+// Columns come to lanes in vectors of N: lane l holds vectors l, l + lanes, l + 2 lanes ... `whole_vectors`: `classes`
+// is a multiple of N.
+template <int lanes, int columns, int N, bool whole_vectors, class Logit>
 __device__ __forceinline__ void load_row(const Logit* z, int64_t classes, int lane, RealOf<Logit> (&values)[columns]) {
 #pragma unroll
   for (int v = 0; v < columns / N; ++v) {
@@ -33,7 +34,7 @@ __device__ __forceinline__ void load_row(const Logit* z, int64_t classes, int la
     if (column + N <= classes) {
       load_columns<N>(z + column, values + v * N);
     } else {
-      load_last_columns<N>(z + column, classes - column, values + v * N);
+      load_last_columns<N>(z + column, whole_vectors ? 0 : classes - column, values + v * N);
     }
   }
 }

@@ -59,6 +59,7 @@ __device__ __forceinline__ bool only_differing_rows(const SelectionParams& param
 // Whether they do in a row of this slice. Every thread must call this.
 __device__ __forceinline__ bool any_differ_in(const SelectionParams& params, Slice slice) {
   int found = 0;
+#pragma unroll 4
   for (int64_t row = slice.first + threadIdx.x; row < slice.end; row += blockDim.x) {
     found |= params.row_state[row] == kEligibleAndPredictionsDiffer;
   }
@@ -97,11 +98,14 @@ __device__ __forceinline__ void select_by_counting(const SelectionParams& params
   int64_t eligible = 0, finite = 0;
   for (int first = 0; first < rows; first += threads) {
     const int row = first + threadIdx.x;
-    const bool is_eligible = row < rows && ranked.eligible(row);
-    const bool is_candidate = is_eligible && ranked.finite(row);
-    if (row < rows) scratch.keys[row] = is_candidate ? ranked.key(row) : Rows::kNoCandidate;
-    eligible += __syncthreads_count(is_eligible);
-    finite += __syncthreads_count(is_candidate);  // and all keys are written before any is read
+    Bits key[1] = {Rows::kNoCandidate};
+    bool is_eligible[1] = {};
+    if (row < rows) {
+      ranked.load({row}, key, is_eligible);
+      scratch.keys[row] = key[0];
+    }
+    eligible += __syncthreads_count(is_eligible[0]);
+    finite += __syncthreads_count(key[0] != Rows::kNoCandidate);  // and all keys are written before any is read
   }
   const int64_t k = rows_to_keep(params, eligible, finite);
 
@@ -143,6 +147,7 @@ __device__ __forceinline__ bool any_differ_in_cluster(const SelectionParams& par
   if (threadIdx.x == 0) *finding = in_slice;
   cluster.sync();  // every block's finding is written before any is read
   int found = 0;
+#pragma unroll 1
   for (int block = 0; block < cluster.blocks; ++block) found |= *cluster.shared_of(block, finding);
   return found != 0;
 }
@@ -182,11 +187,13 @@ __device__ __forceinline__ const uint32_t* add_up_counters(RadixScratch<Bits>& s
   cluster.sync();  // every row is counted before any counter is read
   if (cluster.blocks == 1) return scratch.counters[sweep];
   for (int i = threadIdx.x; i < kCounters; i += blockDim.x) {
-    uint32_t sum = 0;
+    uint32_t of_blocks[kClusterBlocks], sum = 0;
 #pragma unroll
-    for (int block = 0; block < kClusterBlocks; ++block) {  // all loads are under way together
-      if (block < cluster.blocks) sum += cluster.shared_of(block, scratch.counters[sweep])[i];
+    for (int block = 0; block < kClusterBlocks; ++block) {  // a load without a condition waits for no other
+      of_blocks[block] = cluster.shared_of(block < cluster.blocks ? block : 0, scratch.counters[sweep])[i];
     }
+#pragma unroll
+    for (int block = 0; block < kClusterBlocks; ++block) sum += block < cluster.blocks ? of_blocks[block] : 0;
     scratch.of_cluster[i] = sum;  // those of the sweep before were read before the barrier above
   }
   __syncthreads();  // every counter is added up before any sum is read
@@ -222,20 +229,26 @@ __device__ __forceinline__ Digit find_digit(const uint32_t* counters, uint32_t r
           __shfl_sync(kWholeWarp, digit.count, owner)};
 }
 
-// Calls body(row, key) with every thread for kRowsAtOnce rows at a time; past the last row the key is kNoCandidate.
-template <class Real, class KeyOf, class Body>
-__device__ __forceinline__ void sweep(Slice slice, KeyOf key_of, Body body) {
+// Calls body(row, key, is eligible) with every thread, for kRowsAtOnce rows after load(rows, keys, are eligible). Past
+// the last row the key is kNoCandidate; what is loaded there is the last row once more, so that no load waits for a
+// branch.
+template <class Real, class Load, class Body>
+__device__ __forceinline__ void sweep(Slice slice, Load load, Body body) {
   using Rows = RankedRows<Real>;
   const int64_t threads = blockDim.x;
   for (int64_t first = slice.first + threadIdx.x; first - threadIdx.x < slice.end; first += kRowsAtOnce * threads) {
+    int64_t rows[kRowsAtOnce];
     typename Rows::Bits keys[kRowsAtOnce];
+    bool are_eligible[kRowsAtOnce];
+#pragma unroll
+    for (int i = 0; i < kRowsAtOnce; ++i) rows[i] = Min{}(first + i * threads, slice.end - 1);
+    load(rows, keys, are_eligible);
 #pragma unroll
     for (int i = 0; i < kRowsAtOnce; ++i) {
       const int64_t row = first + i * threads;
-      keys[i] = row < slice.end ? key_of(row) : Rows::kNoCandidate;
+      const bool exists = row < slice.end;
+      body(row, exists ? keys[i] : Rows::kNoCandidate, exists && are_eligible[i]);
     }
-#pragma unroll
-    for (int i = 0; i < kRowsAtOnce; ++i) body(first + i * threads, keys[i]);
   }
 }
 
@@ -250,10 +263,9 @@ struct Threshold {
 
 // That of the k smallest keys, where there are more than k. `counters`: of the leading digits, already counted. Every
 // thread must call this.
-template <class Real, class KeyOf, class Bits>
-__device__ __forceinline__ Threshold<Bits> find_threshold(Slice slice, KeyOf key_of, int64_t k,
-                                                          const uint32_t* counters, RadixScratch<Bits>& scratch,
-                                                          Cluster cluster) {
+template <class Real, class Load, class Bits>
+__device__ __forceinline__ Threshold<Bits> find_threshold(Slice slice, Load load, int64_t k, const uint32_t* counters,
+                                                          RadixScratch<Bits>& scratch, Cluster cluster) {
   Bits prefix = 0, known = 0;  // the digits of the k-th smallest key that are found, and where they stand
   int shift = kLeadingShift<Bits>;
   uint32_t remaining = static_cast<uint32_t>(k);
@@ -265,13 +277,14 @@ __device__ __forceinline__ Threshold<Bits> find_threshold(Slice slice, KeyOf key
     const bool all = digit.count == remaining;  // of the keys with this prefix, so that no digit below decides
     if (all || shift == 0) {
       Threshold<Bits> threshold{static_cast<Bits>(prefix | (all ? ~known : Bits{0})), remaining, all, 0};
+#pragma unroll 1
       for (int block = 0; !all && block < cluster.rank; ++block) {
         threshold.ties_before += cluster.shared_of(block, scratch.counters[sweeps - 1])[slot_of(digit.value)];
       }
       return threshold;
     }
     shift -= kDigitBits;
-    sweep<Real>(slice, key_of, [&](int64_t, Bits key) {
+    sweep<Real>(slice, load, [&](int64_t, Bits key, bool) {
       const bool counts = key != RankedRows<Real>::kNoCandidate && (key & known) == prefix;
       count_digit(scratch.counters[sweeps], counts ? static_cast<int>(key >> shift) & (kDigits - 1) : kNoDigit);
     });
@@ -280,14 +293,14 @@ __device__ __forceinline__ Threshold<Bits> find_threshold(Slice slice, KeyOf key
 }
 
 // Writes the choice; returns this thread's share of the sum. Every thread must call this.
-template <class Real, class KeyOf, class Bits>
-__device__ __forceinline__ double write_choice(const SelectionParams& params, Slice slice, KeyOf key_of,
+template <class Real, class Load, class Bits>
+__device__ __forceinline__ double write_choice(const SelectionParams& params, Slice slice, Load load,
                                                Threshold<Bits> threshold, uint32_t (*ties_of_warp)[kMaxWarps]) {
   const int lane = lane_of_thread(), warp = warp_of_thread(), warps = warps_of_block();
   uint32_t ties_before = threshold.ties_before;  // also in the chunks of rows that were swept
   int parity = 0;
   double share = 0;
-  sweep<Real>(slice, key_of, [&](int64_t row, Bits key) {
+  sweep<Real>(slice, load, [&](int64_t row, Bits key, bool) {
     bool chosen = key < threshold.key || (threshold.all_ties && key == threshold.key);
     if (!threshold.all_ties) {
       const bool tie = key == threshold.key;
@@ -329,15 +342,12 @@ __device__ __forceinline__ void select_by_radix(const SelectionParams& params,
   // First sweep: how many rows are eligible, how many finite, and the leading digit, which needs no k.
   const bool cached = slice.end - slice.first <= kCachedKeys<Bits>;
   uint32_t eligible_of_thread = 0, finite_of_thread = 0;
-  const auto key_in_memory = [&](int64_t row) {
-    const Bits key = ranked.key(row);  // `&`, not `&&`: no load waits for what another has found
-    return ranked.eligible(row) & ranked.finite(row) ? key : Rows::kNoCandidate;
+  const auto from_memory = [&](const auto& rows, auto& keys, auto& are_eligible) {
+    ranked.load(rows, keys, are_eligible);
   };
-  sweep<Real>(slice, key_in_memory, [&](int64_t row, Bits key) {
-    if (row < slice.end) {
-      eligible_of_thread += ranked.eligible(row);
-      if (cached) scratch.keys[row - slice.first] = key;
-    }
+  sweep<Real>(slice, from_memory, [&](int64_t row, Bits key, bool is_eligible) {
+    if (cached && row < slice.end) scratch.keys[row - slice.first] = key;
+    eligible_of_thread += is_eligible;
     const bool candidate = key != Rows::kNoCandidate;
     finite_of_thread += candidate;
     count_digit(scratch.counters[0], candidate ? static_cast<int>(key >> kLeadingShift<Bits>) : kNoDigit);
@@ -347,16 +357,21 @@ __device__ __forceinline__ void select_by_radix(const SelectionParams& params,
   const uint32_t* counters = add_up_counters(scratch, 0, cluster);
   const int64_t eligible = counters[kEligibleRows], finite = counters[kFiniteRows];
   const int64_t k = rows_to_keep(params, eligible, finite);
-  const auto key_of = [&](int64_t row) { return cached ? scratch.keys[row - slice.first] : key_in_memory(row); };
+  const auto load = [&](const auto& rows, auto& keys, auto& are_eligible) {
+    if (!cached) return from_memory(rows, keys, are_eligible);
+#pragma unroll
+    for (int i = 0; i < kRowsAtOnce; ++i) keys[i] = scratch.keys[rows[i] - slice.first];
+  };
 
   Threshold<Bits> threshold{Rows::kNoCandidate, 0, true, 0};  // all candidates
   if (k == 0) threshold.key = 0;                              // none: no finite loss has key 0
-  if (k > 0 && k < finite) threshold = find_threshold<Real>(slice, key_of, k, counters, scratch, cluster);
-  double sum = sum_of_block(write_choice<Real>(params, slice, key_of, threshold, scratch.ties_of_warp), scratch.sums);
+  if (k > 0 && k < finite) threshold = find_threshold<Real>(slice, load, k, counters, scratch, cluster);
+  double sum = sum_of_block(write_choice<Real>(params, slice, load, threshold, scratch.ties_of_warp), scratch.sums);
   if (cluster.blocks > 1) {
     if (threadIdx.x == 0) *cluster.shared_of(0, &scratch.sums_of_blocks[cluster.rank]) = sum;
     cluster.sync();  // all sums have arrived; and no block reads another's memory any more, so that each may end
     sum = 0;
+#pragma unroll 1
     for (int block = 0; cluster.rank == 0 && block < cluster.blocks; ++block) sum += scratch.sums_of_blocks[block];
   }
   if (cluster.rank == 0 && threadIdx.x == 0) write_numbers<Real>(params, k, eligible, finite, sum);
