@@ -8,6 +8,13 @@ from torch import Tensor, nn
 from torch.compiler import is_compiling
 
 from . import arguments
+from ._extension import _C, check_device, operators
+
+_jocor_loss = operators.jocor_loss.default
+_decoupling_loss = operators.decoupling_loss.default
+_coteaching_loss = operators.coteaching_loss.default
+_joint_loss = operators.joint_loss.default
+_select_small_loss = operators.select_small_loss.default
 
 
 class JoCoROutput(NamedTuple):
@@ -39,16 +46,6 @@ class DecouplingOutput(NamedTuple):
     loss: Tensor  # 0-d, differentiable in both logits; 0 where no predictions differ
     selected: Tensor  # [B] bool: the rows on which the predictions differ, without those whose loss is not finite
     num_selected: Tensor  # 0-d int64
-
-
-# After these, which the reference imports from here and which needs no compiled kernels.
-from ._extension import _C, check_device, operators  # noqa: E402
-
-_jocor_loss = operators.jocor_loss.default
-_decoupling_loss = operators.decoupling_loss.default
-_coteaching_loss = operators.coteaching_loss.default
-_joint_loss = operators.joint_loss.default
-_select_small_loss = operators.select_small_loss.default
 
 
 def _check_tensors(**tensors: Tensor) -> None:

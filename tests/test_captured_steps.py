@@ -65,7 +65,7 @@ class Training:
         return [numbers.clone() for numbers in kept]
 
 
-def made(network: Build, captured: bool, *, two_streams: bool = True, **changes: Any) -> Training:
+def made(network: Build, captured: bool, **changes: Any) -> Training:
     count = METHODS[changes.get("method", "jocor")].num_networks
     networks = pair_of(network)[:count]
     training = trainer(networks, blobs(SAMPLES, (3, 8, 8) if network is small_cnn else (6,)), **changes)
@@ -73,9 +73,7 @@ def made(network: Build, captured: bool, *, two_streams: bool = True, **changes:
     if captured:
         source = training.source
         assert isinstance(source, ResidentInputs)
-        training.captured = CapturedSteps(
-            training.step, source, training.labels, training.history, two_streams=two_streams, cuda=cuda
-        )
+        training.captured = CapturedSteps(training.step, source, training.labels, training.history, cuda=cuda)
     torch.manual_seed(0)  # dropout draws from torch's own generator
     return Training(training, cuda, networks)
 
@@ -182,7 +180,9 @@ def test_the_caller_is_told_after_every_launch_and_the_host_keeps_near_the_devic
 
 def test_the_second_network_runs_on_a_stream_of_its_own() -> None:
     for two_streams in (True, False):
-        training = made(small_tanh, True, two_streams=two_streams)
+        training = made(small_tanh, True)
+        if not two_streams:
+            training.trainer.step.group.side = None  # type: ignore[attr-defined]
         training.epochs(1, 1)
         assert training.cuda is not None
         used = [stream for stream in training.cuda.streams if stream.given]

@@ -47,7 +47,6 @@ class CapturedSteps:
         labels: Tensor,
         history: SampleHistory,
         *,
-        two_streams: bool = True,
         cuda: Any = None,
     ) -> None:
         """
@@ -56,7 +55,6 @@ class CapturedSteps:
             source: the inputs of all samples.
             labels: int64 [N], beside them.
             history: what is kept of each sample.
-            two_streams: whether the second network runs beside the first.
             cuda: what stands in for `torch.cuda`, in tests.
         """
         self.step = step
@@ -67,7 +65,7 @@ class CapturedSteps:
         self._cuda = torch.cuda if cuda is None else cuda
         self._device = labels.device
         self._stream = self._cuda.Stream(self._device)
-        if two_streams and isinstance(step.group, SeparateNetworks):
+        if isinstance(step.group, SeparateNetworks):
             step.group.side = _SideStream(self._cuda, self._device)
         self._rates_on_device = DeviceRates(labels.device)
         self._place = torch.zeros(1, dtype=torch.int64, device=labels.device)  # the next step of the epoch
