@@ -161,7 +161,7 @@ def test_images_in_files_are_named_and_shown(tmp_path: Path) -> None:
     run = tmp_path / "run"
     run.mkdir()
     (run / "config.json").write_text(json.dumps({"settings": settings}))
-    torch.save({"training": {"history": history.state_dict()}}, run / "checkpoint.pt")
+    torch.save({"training": {"networks": [], "history": history.state_dict()}}, run / "checkpoint.pt")
     assert main(["audit", str(run), f"--data-root={tmp_path / 'data'}"]) == 0
     rows = list(csv.DictReader((run / "audit" / "suspicious.csv").open()))
     assert isinstance(task.dataset, ImageDataset)

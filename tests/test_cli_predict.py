@@ -228,6 +228,8 @@ def test_wrong_use_ends_in_a_sentence(digits: Path, tmp_path: Path, capsys: pyte
     assert "cannot be read (No such file" in says(1, tmp_path / "none.pt", "a.png")
     (tmp_path / "broken.pt").write_bytes(b"broken")
     assert "is no whole checkpoint of a run (BadZipFile)" in says(1, tmp_path / "broken.pt", "a.png")
+    torch.save([1, 2], tmp_path / "other.pt")
+    assert "is no whole checkpoint of a run" in says(1, tmp_path / "other.pt", "a.png")
     (tmp_path / "empty").mkdir()
     assert "there is no image in" in says(1, digits, tmp_path / "empty")
     data = blobs(40)

@@ -113,3 +113,6 @@ def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
         jf.audit(3)  # type: ignore[arg-type]
     with pytest.raises(RunError, match=r"holds no whole checkpoint.pt"):
         jf.audit(tmp_path)
+    (tmp_path / "checkpoint.pt").mkdir()  # as good as one without permission to read it, which root always has
+    with pytest.raises(RunError, match=r"^RUN: .*checkpoint.pt cannot be read \(Is a directory\)"):
+        jf.audit(tmp_path)

@@ -112,13 +112,9 @@ class RunFolder:
             if not path.exists():
                 continue
             try:
-                content = _deserialized(path.read_bytes())
-            except OSError as error:
-                raise RunError(f"output: {path} cannot be read ({error.strerror or error})") from error
-            except MemoryError:
-                raise
-            except Exception as error:  # a broken file makes zipfile, pickle and torch raise errors of every class
-                damaged.append(f"{path.name} ({type(error).__name__})")
+                content = _read("output", path)
+            except _DamagedError as error:
+                damaged.append(f"{path.name} ({error})")
                 continue
             if damaged:
                 aside = self.path / DAMAGED_CHECKPOINT
@@ -166,6 +162,10 @@ class RunFolder:
         )
 
 
+class _DamagedError(Exception):
+    """A file is no whole checkpoint; the message is the class of the error that reading it caused."""
+
+
 def check_free(path: Path) -> None:
     """RunError where a run has been started in the folder."""
     if any((path / name).exists() for name in (*_OF_A_RUN, FIRST_STAGE)):
@@ -188,13 +188,12 @@ def read_whole_checkpoint(path: Path) -> dict[str, Any]:
     """The latest whole checkpoint of the run in a folder, on the CPU; nothing is written.
 
     Raises:
-        RunError: there is none.
+        RunError: there is none, or it cannot be read.
     """
-    for name in (CHECKPOINT, PREVIOUS_CHECKPOINT):
-        with contextlib.suppress(
-            Exception
-        ):  # a broken file makes zipfile, pickle and torch raise errors of every class
-            return _deserialized((path / name).read_bytes())
+    for checkpoint in (path / CHECKPOINT, path / PREVIOUS_CHECKPOINT):
+        if checkpoint.exists():
+            with contextlib.suppress(_DamagedError):
+                return _read("RUN", checkpoint)
     raise RunError(f"RUN: {path} holds no whole {CHECKPOINT}, which `jocor-fast train` writes after every epoch")
 
 
@@ -205,15 +204,10 @@ def read_weights(path: Path) -> tuple[dict[str, Any] | None, list[dict[str, Any]
         RunError: it is absent, damaged or something else.
     """
     try:
-        content = _deserialized(path.read_bytes())
-        networks = content["training"]["networks"] if "training" in content else content["networks"]
-    except OSError as error:
-        raise RunError(f"CHECKPOINT: {path} cannot be read ({error.strerror or error})") from error
-    except MemoryError:
-        raise
-    except Exception as error:  # a broken file makes zipfile, pickle and torch raise errors of every class
-        raise RunError(f"CHECKPOINT: {path} is no whole checkpoint of a run ({type(error).__name__})") from error
-    return content.get("input"), networks
+        content = _read("CHECKPOINT", path)
+    except _DamagedError as error:
+        raise RunError(f"CHECKPOINT: {path} is no whole checkpoint of a run ({error})") from error
+    return content.get("input"), content.get("training", content)["networks"]
 
 
 def _keep(target: Path, kept: Path) -> None:
@@ -252,6 +246,28 @@ def _serialized(content: Mapping[str, Any]) -> bytes:
     buffer = io.BytesIO()
     torch.save(dict(content), buffer)
     return buffer.getvalue()
+
+
+def _read(argument: str, path: Path) -> dict[str, Any]:
+    """A checkpoint, on the CPU.
+
+    Raises:
+        RunError: the file cannot be read; it names the argument that gave it.
+        _DamagedError: it is damaged, or something else than a checkpoint.
+    """
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise RunError(f"{argument}: {path} cannot be read ({error.strerror or error})") from error
+    try:
+        content = _deserialized(data)
+        if "networks" not in content.get("training", content):
+            raise ValueError("it is something else")
+        return content
+    except MemoryError:
+        raise
+    except Exception as error:  # a broken file makes zipfile, pickle and torch raise errors of every class
+        raise _DamagedError(type(error).__name__) from error
 
 
 def _deserialized(data: bytes) -> dict[str, Any]:
