@@ -294,3 +294,10 @@ def test_the_estimate_knows_the_shape_of_mnist_and_its_classes(data_root: Path) 
     if not (data_root / "mnist").is_dir():
         pytest.skip("no MNIST in the folder that JOCOR_FAST_DATA names")
     assert_shape_is_that_of({"dataset": "mnist", "noise": "asymmetric", "data_root": str(data_root)})
+
+
+def test_a_network_that_cannot_be_estimated_leaves_the_threads_as_they_were() -> None:
+    before = torch.get_num_threads()
+    time = step_times.StepTimes(before + 1).of(resolve({"dataset": "digits", "model": "nonsense"}))
+    assert "got 'nonsense'" in time.failure
+    assert torch.get_num_threads() == before
