@@ -27,6 +27,7 @@ from scipy.optimize import nnls
 from .config import Config
 from .engine.cross_fit import CrossFit, cross_fit, warm_up_epochs
 from .task import Task
+from .transition_estimate import pair_counts, rows_of_counts
 
 SUREST = 0.3  # the share of the samples taken for a class whose labels are believed to tell its row
 DRAWS = 100  # of the bootstrap
@@ -103,7 +104,7 @@ def counted(noisy: np.ndarray, true: np.ndarray, num_classes: int) -> NoiseEstim
     return NoiseEstimate(
         rate=rate,
         uncertainty=2 * math.sqrt(max(rate * (1 - rate), 1 / len(wrong)) / len(wrong)),
-        transition=_rows(_counts(true, noisy, num_classes)),
+        transition=rows_of_counts(pair_counts(true, noisy, num_classes)),
         method=f"counted on {len(wrong):,} held-out samples with true labels",
     )
 
@@ -117,7 +118,7 @@ def from_predictions(fit: CrossFit, labels: np.ndarray) -> NoiseEstimate:
 
     def of(rows: np.ndarray) -> tuple[float, np.ndarray]:
         surest = _surest(predicted[rows], certainty[rows], num_classes)
-        joint = _counts(predicted[rows][surest], labels[rows][surest], num_classes)
+        joint = pair_counts(predicted[rows][surest], labels[rows][surest], num_classes)
         return _rate_and_rows(joint, np.bincount(labels[rows], minlength=num_classes))
 
     rate, transition = of(np.arange(len(labels)))
@@ -141,10 +142,10 @@ def from_predictions_and_truth(fit: CrossFit, labels: np.ndarray, val_labels: np
 
     def of(rows: np.ndarray, val_rows: np.ndarray) -> tuple[float, np.ndarray]:
         both = np.tile(val_labels[val_rows], 2)
-        errors = _rows(_counts(both, val_predicted[:, val_rows].ravel(), num_classes))
-        joint = _counts(predicted[rows], labels[rows], num_classes) / len(rows)
+        errors = rows_of_counts(pair_counts(both, val_predicted[:, val_rows].ravel(), num_classes))
+        joint = pair_counts(predicted[rows], labels[rows], num_classes) / len(rows)
         solved = np.stack([nnls(errors.T, column)[0] for column in joint.T], axis=1)
-        return 1.0 - float(np.trace(solved)) / max(float(solved.sum()), 1e-12), _rows(solved)
+        return 1.0 - float(np.trace(solved)) / max(float(solved.sum()), 1e-12), rows_of_counts(solved)
 
     rate, transition = of(np.arange(len(labels)), np.arange(len(val_labels)))
     sizes = len(labels), len(val_labels)
@@ -163,19 +164,9 @@ def _surest(predicted: np.ndarray, certainty: np.ndarray, num_classes: int) -> n
 
 
 def _rate_and_rows(joint: np.ndarray, label_counts: np.ndarray) -> tuple[float, np.ndarray]:
-    transition = _rows(joint)
+    transition = rows_of_counts(joint)
     classes = nnls(transition.T, label_counts / label_counts.sum())[0]
     return float(classes @ (1.0 - np.diagonal(transition)) / classes.sum()), transition
-
-
-def _counts(first: np.ndarray, second: np.ndarray, num_classes: int) -> np.ndarray:
-    return np.bincount(first * num_classes + second, minlength=num_classes**2).reshape(num_classes, num_classes)
-
-
-def _rows(joint: np.ndarray) -> np.ndarray:
-    """The joint counts with rows that sum to 1; a class that nothing is taken for is taken to keep its label."""
-    sums = joint.sum(axis=1, keepdims=True)
-    return np.where(sums > 0, joint / np.where(sums > 0, sums, 1), np.eye(len(joint)))
 
 
 def _draws(num_classes: int) -> int:

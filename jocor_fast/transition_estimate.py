@@ -1,4 +1,4 @@
-"""The transition matrix of label noise, estimated from a network that was trained on the noisy labels.
+"""The transition matrix of label noise: counted, or estimated from a network that was trained on the noisy labels.
 
 Where a sample surely is of class i (an "anchor"), a network trained on noisy labels predicts of it how class i is
 labelled: row i of T, T[i, j] = P(noisy j | clean i) (Patrini et al., CVPR 2017, theorem 3).
@@ -9,6 +9,17 @@ from __future__ import annotations
 import numpy as np
 
 _PERCENTILE = 97.0
+
+
+def pair_counts(first: np.ndarray, second: np.ndarray, num_classes: int) -> np.ndarray:
+    """How often class i of the one goes with class j of the other: int64 [C, C], of two arrays int64 [N]."""
+    return np.bincount(first * num_classes + second, minlength=num_classes**2).reshape(num_classes, num_classes)
+
+
+def rows_of_counts(counts: np.ndarray) -> np.ndarray:
+    """T from counts [C, C] by true class and label, rows that sum to 1; a class without any keeps its label."""
+    sums = counts.sum(axis=1, keepdims=True)
+    return np.where(sums > 0, counts / np.where(sums > 0, sums, 1), np.eye(len(counts)))
 
 
 def anchor_percentile(num_classes: int) -> float:

@@ -25,6 +25,7 @@ import numpy as np
 
 from jocor_fast.engine.folder import read_history
 from jocor_fast.engine.history import SampleStatistics
+from jocor_fast.transition_estimate import pair_counts, rows_of_counts
 
 if TYPE_CHECKING:
     from jocor_fast.engine.run import Run
@@ -127,9 +128,7 @@ def audit_history(history: SampleStatistics, num_classes: int | None = None) -> 
 def _shares(true: np.ndarray, labelled: np.ndarray, classes: int) -> np.ndarray:
     """How often what is i is labelled j, [C, C] of rows that sum to 1; a class without samples keeps its label."""
     known = true >= 0
-    counts = np.bincount(true[known] * classes + labelled[known], minlength=classes**2).reshape(classes, classes)
-    sums = counts.sum(axis=1, keepdims=True)
-    return np.where(sums > 0, counts / np.maximum(sums, 1), np.eye(classes))
+    return rows_of_counts(pair_counts(true[known], labelled[known], classes))
 
 
 def _contradiction(history: SampleStatistics) -> np.ndarray:

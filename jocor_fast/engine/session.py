@@ -82,7 +82,7 @@ class Session:
     def __post_init__(self) -> None:
         self.epochs = trained_epochs(self.settings.epochs, self.settings.recipe)
         self.last = self.epochs if self.stop_after is None else min(self.stop_after, self.epochs)
-        self.history: list[Metrics] = []
+        self.metrics: list[Metrics] = []
         self.bad_files_written = 0
         self.folder: RunFolder | None = None  # of the first process, once it is there
         self.request = SharedRequest(self.processes)
@@ -151,11 +151,11 @@ class Session:
         if checkpoint is None:
             self._write(lambda folder: self._start(folder, over=resume))
         else:
-            self.history = checkpoint["history"]
+            self.metrics = checkpoint["history"]
             self.trainer.load_state_dict(checkpoint["training"])
-            if len(self.history) == self.epochs and summary is not None and summary.get("status") == "finished":
-                return Run(self.trainer.networks, self.history, summary, self.trainer.history.statistics())
-        self._write(lambda folder: folder.write_metrics(self.history))  # without lines after the checkpoint's epoch
+            if len(self.metrics) == self.epochs and summary is not None and summary.get("status") == "finished":
+                return Run(self.trainer.networks, self.metrics, summary, self.trainer.history.statistics())
+        self._write(lambda folder: folder.write_metrics(self.metrics))  # without lines after the checkpoint's epoch
         return None
 
     def _write(self, action: Callable[[RunFolder], object]) -> None:
@@ -215,7 +215,7 @@ class Session:
         return "default" in (self.settings.sources().get(name), self.config["sources"].get(name))
 
     def _train(self, termination: TerminationRequest) -> Run:
-        for epoch in range(len(self.history) + 1, self.last + 1):
+        for epoch in range(len(self.metrics) + 1, self.last + 1):
             plan = plan_epoch(self.settings, epoch, len(self.trainer.labels), self.processes)
             fault = self._train_epoch(plan, termination)
             if fault is not None:
@@ -229,7 +229,7 @@ class Session:
             if epoch < self.last and self.processes.any(termination.received):
                 self._leave()
         self.request.settle()
-        run = self._finish("finished" if len(self.history) == self.epochs else "interrupted")
+        run = self._finish("finished" if len(self.metrics) == self.epochs else "interrupted")
         if self.processes.any(termination.received):
             raise SystemExit(EXIT_CODE)
         return run
@@ -259,15 +259,15 @@ class Session:
         return None
 
     def _keep(self, line: Metrics, *, whole: bool) -> None:
-        """Take an epoch into the history and the files; one that diverged leaves the checkpoint before it in place."""
-        self.history.append(line)
+        """Take an epoch into the metrics and the files; one that diverged leaves the checkpoint before it in place."""
+        self.metrics.append(line)
         if self.output is None:
             return
         self._write(lambda folder: folder.append_metrics(line))
         self._write_bad_files()
         if not whole:
             return
-        best = best_by_validation(self.history)
+        best = best_by_validation(self.metrics)
         if best is not None and best["epoch"] == line["epoch"]:
             networks = [network.state_dict() for network in self.trainer.networks]
             self._write(lambda folder: folder.write_best({**best, "networks": networks, **self.extra_checkpoint}))
@@ -276,7 +276,7 @@ class Session:
     def _write_checkpoint(self) -> None:
         checkpoint = {
             "identity": self.identity,
-            "history": self.history,
+            "history": self.metrics,
             "training": self.trainer.state_dict(),
             **self.extra_checkpoint,
         }
@@ -293,9 +293,9 @@ class Session:
         raise SystemExit(EXIT_CODE)
 
     def _finish(self, status: str, fault: dict[str, Any] | None = None) -> Run:
-        self._write(lambda folder: folder.write_curves(self.history))
+        self._write(lambda folder: folder.write_curves(self.metrics))
         summary = self._write_summary(status, fault)  # last: what says "finished" is not done again
-        return Run(self.trainer.networks, self.history, summary, self.trainer.history.statistics())
+        return Run(self.trainer.networks, self.metrics, summary, self.trainer.history.statistics())
 
     def _write_summary(self, status: str, fault: dict[str, Any] | None = None) -> dict[str, Any]:
         summary = self._summary(status, fault)
@@ -305,9 +305,9 @@ class Session:
     def _summary(self, status: str, fault: dict[str, Any] | None = None) -> dict[str, Any]:
         summary: dict[str, Any] = {
             "status": status,
-            "last_10_mean": last_mean(self.history),
-            "best_by_validation": best_by_validation(self.history),
-            "last": self.history[-1] if self.history else None,
+            "last_10_mean": last_mean(self.metrics),
+            "best_by_validation": best_by_validation(self.metrics),
+            "last": self.metrics[-1] if self.metrics else None,
             "nominal_noise_rate": None,
             "realised_noise_rate": self.trainer.realised_noise_rate,
             "environment": {

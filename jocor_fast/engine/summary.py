@@ -9,16 +9,16 @@ from typing import Any
 AVERAGED_EPOCHS = 10  # the paper: "the average over the last ten epochs"
 
 
-def last_mean(history: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def last_mean(metrics: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The means of test accuracy and label precision over the last ten epochs, or all where there are fewer.
 
     Args:
-        history: the lines of metrics.jsonl.
+        metrics: the lines of metrics.jsonl.
 
     Returns:
         {test_accuracy, label_precision, epochs: how many are averaged}; None where an epoch has no value.
     """
-    last = history[-AVERAGED_EPOCHS:]
+    last = metrics[-AVERAGED_EPOCHS:]
     means = {
         name: fmean(values) if (values := [line[name] for line in last]) and None not in values else None
         for name in ("test_accuracy", "label_precision")
@@ -26,9 +26,9 @@ def last_mean(history: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {**means, "epochs": len(last)}
 
 
-def best_by_validation(history: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+def best_by_validation(metrics: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
     """{epoch, val_accuracy, test_accuracy} of the first epoch with the highest validation accuracy, or None."""
-    scored = [line for line in history if line["val_accuracy"] is not None]
+    scored = [line for line in metrics if line["val_accuracy"] is not None]
     if not scored:
         return None
     best = max(scored, key=lambda line: line["val_accuracy"])  # the first of equals

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 from matplotlib.axes import Axes
 
+from ..transition_estimate import pair_counts
 from .curves import as_drawn, new_figure, save_figure
 
 PANEL_INCHES = 4.6
@@ -24,7 +25,7 @@ def realised_matrix(clean: np.ndarray, noisy: np.ndarray, num_classes: int) -> n
         noisy: int64 [N], the labels given.
         num_classes: C.
     """
-    counts = np.bincount(clean * num_classes + noisy, minlength=num_classes**2).reshape(num_classes, num_classes)
+    counts = pair_counts(clean, noisy, num_classes)
     return counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
 
 
