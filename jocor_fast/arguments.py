@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+ROW_SUM_TOLERANCE = 1e-5  # of the rows of a transition matrix, which sum to 1 but for the rounding of float32
 _INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
 
 

@@ -52,7 +52,7 @@ class JoCoRClassifier(ClassifierMixin, BaseEstimator):
         batch_size: rows of a step; small data need small batches.
         lr: Adam's learning rate.
         device: "auto", "cpu", "cuda" or "cuda:N".
-        precision: "float32" or "bfloat16".
+        precision: "float32", "bfloat16" or "float16".
         random_state: initial weights and batches: an int, a RandomState or None (new ones for each fit).
 
     Attributes:

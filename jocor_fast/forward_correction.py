@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.compiler import is_compiling
 
 from ._extension import _C, operators
+from .arguments import ROW_SUM_TOLERANCE
 
-_ROW_SUM_TOLERANCE = 1e-5
 _rows = operators.forward_corrected_rows.default
 
 
@@ -99,7 +99,7 @@ def _check_transition(transition: Any, logits: Tensor) -> Tensor:
         if not bool((values >= 0).all()):  # NaN fails the comparison
             raise ValueError(f"transition must have entries of at least 0, got {values.min().item():g}")
         off = (values.sum(1) - 1).abs().max().item()
-        if off > _ROW_SUM_TOLERANCE:
+        if off > ROW_SUM_TOLERANCE:
             raise ValueError(f"transition must have rows that sum to 1, got one that is {off:.2g} away from it")
     if isinstance(transition, Tensor) and matrix.device != logits.device:
         raise ValueError(f"transition must be on {logits.device} like logits, got {matrix.device}")

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from jocor_fast.forward_correction import corrected_rows, log_transposed
-from jocor_fast.losses import coteaching_loss, decoupling_rows, jocor_loss
+from jocor_fast.losses import CoTeachingOutput, coteaching_loss, decoupling_rows, jocor_loss
 from jocor_fast.schedules import keep_rounding
 
 if TYPE_CHECKING:
@@ -119,13 +119,8 @@ class CoTeaching(Method):
 
     num_choices: ClassVar[int] = 2
 
-    def __init__(self, settings: TrainSettings) -> None:
-        self.rounding = keep_rounding(settings.recipe)
-
     def loss(self, logits: tuple[Tensor, ...], labels: Tensor, keep: Keep) -> StepLoss:
-        out = coteaching_loss(logits[0], logits[1], labels, num_keep=keep.num_keep)
-        masks = (out.selected1, out.selected2)
-        return StepLoss(out.loss, masks, out.num_nonfinite, out.per_sample1 + out.per_sample2)
+        return _exchanged(coteaching_loss(logits[0], logits[1], labels, num_keep=keep.num_keep))
 
 
 class CoTeachingPlus(CoTeaching):
@@ -134,14 +129,16 @@ class CoTeachingPlus(CoTeaching):
     Where no predictions of a batch differ, its choice is that of Co-teaching.
     """
 
+    def __init__(self, settings: TrainSettings) -> None:
+        self.rounding = keep_rounding(settings.recipe)
+
     def loss(self, logits: tuple[Tensor, ...], labels: Tensor, keep: Keep) -> StepLoss:
         if keep.warming_up:
             return super().loss(logits, labels, keep)
         out = coteaching_loss(
             logits[0], logits[1], labels, forget_rate=keep.forget_rate, disagreement=True, rounding=self.rounding
         )
-        masks = (out.selected1, out.selected2)
-        return StepLoss(out.loss, masks, out.num_nonfinite, out.per_sample1 + out.per_sample2)
+        return _exchanged(out)
 
 
 class JoCoR(Method):
@@ -164,6 +161,11 @@ class JointOnly(JoCoR):
 
     def __init__(self, settings: TrainSettings) -> None:
         self.co_lambda = 0.0
+
+
+def _exchanged(out: CoTeachingOutput) -> StepLoss:
+    masks = (out.selected1, out.selected2)
+    return StepLoss(out.loss, masks, out.num_nonfinite, out.per_sample1 + out.per_sample2)
 
 
 def _own_small_loss(logits: Tensor, labels: Tensor, num_keep: int | Tensor) -> StepLoss:

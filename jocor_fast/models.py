@@ -19,11 +19,8 @@ from jocor_fast.pretrained import Weights, load_weights
 
 PAPER_MODELS = ("mlp", "cnn")
 
-_CNN_CHANNELS = (
-    (64, 64),
-    (128, 128),
-    (196, 16),
-)  # the paper prints 196 for the last; its "Dense 256" needs 16 (4·4·16)
+# The paper prints 196 for the last; its "Dense 256" needs 16 (4·4·16).
+_CNN_CHANNELS = ((64, 64), (128, 128), (196, 16))
 
 
 def mlp(in_features: int, num_classes: int, hidden: int = 256) -> nn.Sequential:

@@ -11,15 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from jocor_fast.arguments import as_integer, as_real
+from jocor_fast.arguments import ROW_SUM_TOLERANCE, as_integer, as_real
 from jocor_fast.data.arrays import read_npy
 from jocor_fast.data.cifar100_classes import FINE_CLASSES, SUPERCLASSES
 from jocor_fast.data.classes import as_array, class_numbers
 from jocor_fast.data.dataset import DataError
 
 NOISE_KINDS = ("symmetric", "symmetric-inclusive", "pairflip", "asymmetric", "asymmetric-published", "clean")
-
-_ROW_SUM_TOLERANCE = 1e-5
 
 
 def _cifar100_within_superclasses() -> dict[int, int]:
@@ -191,7 +189,7 @@ def check_transition(transition: Any, num_classes: int | None = None, name: str 
         raise ValueError(f"{name} must hold finite probabilities of at least 0 only")
     sums = matrix.sum(axis=1)
     worst = int(np.abs(sums - 1).argmax())
-    if abs(sums[worst] - 1) > _ROW_SUM_TOLERANCE:
+    if abs(sums[worst] - 1) > ROW_SUM_TOLERANCE:
         raise ValueError(f"{name} must have rows that sum to 1, got {sums[worst]:.6g} in row {worst}")
     return matrix
 

@@ -100,8 +100,7 @@ JF_INLINE Real max_of_lanes(Vector<Real> v) {
                                           [](auto a, auto b) __attribute__((always_inline)) { return larger(a, b); });
 }
 
-// --- exp(x) for x <= 0 (or NaN), 1 ulp near 0
-// -------------------------------------------------------------------------
+// --- exp(x) for x <= 0 (or NaN), 1 ulp near 0 -----------------------------------------------------------------------
 
 // Results under the smallest normal number may be 0. exp(x) = 2^n exp(r), n = round(x / ln 2), r = x - n ln 2. ln 2 in
 // one part: n times what it lacks is 3e-7 of a result near the smallest number, and less than half an ulp of one that a

@@ -43,17 +43,11 @@ learnt wrong labels by heart do not find them, and only samples that they were
 not trained on show it: where there are test data, or the run held some out
 (--val-fraction), networks that do no better on those than chance are warned of."""
 
-LIST, REPORT, MATRIX, PAGE, CORRECTED = (
-    "suspicious.csv",
-    "audit.json",
-    "noise-matrix.png",
-    "audit.html",
-    "corrected.csv",
-)
+LIST, REPORT, PAGE, CORRECTED = "suspicious.csv", "audit.json", "audit.html", "corrected.csv"
+MATRIX = "noise-matrix.png"
 MOST_IMAGES = 1000
-FEW_STEPS = (
-    10  # on MNIST the F1 score of what is found still grows from epoch 20 (.90 to .98) to epoch 40 (.91 to .985)
-)
+# On MNIST the F1 score of what is found still grows from epoch 20 (.90 to .98) to epoch 40 (.91 to .985).
+FEW_STEPS = 10
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

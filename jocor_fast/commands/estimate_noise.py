@@ -35,18 +35,8 @@ ESTIMATE, MATRIX, PICTURE = "noise-estimate.json", "transition.npy", "noise-matr
 TAKEN = (
     *("dataset", "data_root", "labels", "clean_labels", "noise", "noise_rate", "noise_seed", "noise_matrix"),
     *("model", "pretrained", "epochs", "batch_size", "lr", "optimizer", "weight_decay", "augment", "seed"),
-    *(
-        "val_fraction",
-        "val_labels",
-        "image_size",
-        "normalisation",
-        "loader",
-        "strict",
-        "device",
-        "precision",
-        "no_graph",
-        "output",
-    ),
+    *("val_fraction", "val_labels", "image_size", "normalisation", "loader", "strict"),
+    *("device", "precision", "no_graph", "output"),
 )
 OWN = {
     "epochs": replace(

@@ -10,11 +10,11 @@ from jocor_fast.data.catalogue import (
     holds_files,
     load_dataset,
 )
-from jocor_fast.data.classes import LabelError, class_numbers, label_values, number_classes
+from jocor_fast.data.classes import class_numbers, label_values, number_classes
 from jocor_fast.data.clothing1m import NAME as CLOTHING1M
 from jocor_fast.data.dataset import DataError, Dataset
 from jocor_fast.data.image_set import ImageDataset
-from jocor_fast.data.labels import Labels, read_labels
+from jocor_fast.data.labels import read_labels
 from jocor_fast.data.loaders import LOADERS, choose_loader
 from jocor_fast.data.preprocessing import NORMALISATIONS as _NORMALISATIONS
 
@@ -31,8 +31,6 @@ __all__ = [
     "DataError",
     "Dataset",
     "ImageDataset",
-    "LabelError",
-    "Labels",
     "choose_loader",
     "class_numbers",
     "default_root",

@@ -17,6 +17,7 @@ come to the host, and the step is to be captured there: plain modules serve it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import accumulate
 
 import torch
 from torch import Tensor, nn
@@ -133,10 +134,7 @@ def _is_altered(module: nn.Module) -> bool:
 
 def _aligned_blocks(shapes: Sequence[tuple[int, ...]]) -> tuple[Tensor, list[Tensor]]:
     """A flat tensor of zeros, and blocks of these shapes in it, in order."""
-    offsets = [0]
-    for shape in shapes:
-        size = torch.Size(shape).numel()
-        offsets.append(offsets[-1] + -(-size // _ALIGNMENT) * _ALIGNMENT)
-    flat = torch.zeros(offsets[-1])
     sizes = [torch.Size(shape) for shape in shapes]
+    offsets = [0, *accumulate(-(-size.numel() // _ALIGNMENT) * _ALIGNMENT for size in sizes)]
+    flat = torch.zeros(offsets[-1])
     return flat, [flat[at : at + size.numel()].view(size) for at, size in zip(offsets, sizes, strict=False)]

@@ -52,6 +52,7 @@ class Processes:
     Attributes:
         rank: which one this is, from 0.
         count: W, how many there are.
+        local_rank: which one it is of those on this machine.
         on_machine: how many of them run on this machine.
         control: the group for what the host alone needs; None if there is one process.
     """

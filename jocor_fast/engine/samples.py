@@ -181,7 +181,7 @@ class ResidentInputs:
 
 
 def take(inputs: Tensor | InputFiles, ids: np.ndarray) -> Tensor | InputFiles:
-    """The samples with these ids; the inputs themselves, not a copy, where that is all of them."""
+    """The samples with these ids, in ascending order; the inputs themselves, not a copy, where that is all of them."""
     if len(ids) == len(inputs):
         return inputs
     return inputs[torch.from_numpy(ids)] if isinstance(inputs, Tensor) else inputs.subset(ids)
