@@ -25,7 +25,7 @@ Say what is installed and found: the build of the kernels, devices, loaders of
 images, data sets and where they lie, versions. Put it into a bug report."""
 
 # Distributions: those that the package needs, then those that it can make use of.
-NEEDED = ("numpy", "matplotlib", "rich", "scikit-learn", "shtab")
+NEEDED = ("numpy", "matplotlib", "rich", "scikit-learn", "scipy", "shtab")
 OPTIONAL = ("tensorboard", "lightning", "cleanlab")
 # What reads images from files: module, distributions that bring it.
 LOADERS = {
