@@ -10,6 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import jocor_fast as jf
+from engine_cases import blobs, small_tanh
 from jocor_fast.cli import main
 
 ROOT = Path(__file__).parent.parent
@@ -62,6 +64,14 @@ def test_the_way_of_a_new_user_is_that_of_the_readme(
     recorded = (ROOT / "benchmarks" / "results" / "new_user_path.md").read_text(encoding="utf-8")
     for command in new_user_path.readme_commands(new_user_path.SETTING_UP) + commands:
         assert f"`{command.partition('#')[0].strip()}`" in recorded
+
+
+def test_what_the_files_of_a_run_hold_is_described() -> None:
+    (section,) = re.findall(r"^## Files of a run\n(.*?)(?=^## )", README, re.DOTALL | re.MULTILINE)
+    data = blobs(40)
+    run = jf.train(small_tanh, (data.inputs, data.labels), forget_rate=0.4, epochs=1, batch_size=16)
+    for name in (*run.metrics[0], *run.summary):
+        assert f"`{name.replace('test_accuracy_', '_')}`" in section, name
 
 
 @pytest.mark.parametrize(("test", "file"), TESTS)
