@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import struct
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -301,3 +302,13 @@ def test_a_network_that_cannot_be_estimated_leaves_the_threads_as_they_were() ->
     time = step_times.StepTimes(before + 1).of(resolve({"dataset": "digits", "model": "nonsense"}))
     assert "got 'nonsense'" in time.failure
     assert torch.get_num_threads() == before
+
+
+def test_a_run_that_is_killed_is_not_said_to_have_ended_as_it_did_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = run_queue.QueuedRun("JoCoR, seed 1", Path("out", "run"), {}, epochs=1)
+    run.folder.mkdir(parents=True)
+    (run.folder / "train.log").write_text("jocor-fast: error: out of memory on cpu\n")  # of an earlier attempt
+    code = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
+    monkeypatch.setattr(run, "command", lambda: [sys.executable, "-c", code])
+    run_queue.run_all([run], jobs=1, threads=1, on_change=lambda run: None, on_poll=lambda: None)
+    assert run.error == "it was killed by SIGKILL; its output is in out/run/train.log"

@@ -45,6 +45,7 @@ class QueuedRun:
     epochs_done: int = 0
     error: str | None = None
     _process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
+    _log_start: int = field(default=0, repr=False)  # where the output of earlier attempts ends
 
     def command(self) -> list[str]:
         """The command line that makes this run; it goes on where an earlier one stopped."""
@@ -62,6 +63,7 @@ class QueuedRun:
         """Start the run as a process with so many threads."""
         self.folder.mkdir(parents=True, exist_ok=True)
         with (self.folder / LOG_NAME).open("ab") as log:
+            self._log_start = log.tell()
             self._process = subprocess.Popen(
                 self.command(),
                 stdin=subprocess.DEVNULL,
@@ -109,7 +111,7 @@ class QueuedRun:
     def _reason(self, code: int) -> str:
         """The sentence that the run ended with, else its exit code and where its output lies."""
         ended = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-        return read_error(self.folder) or f"it {ended}; its output is in {self.folder / LOG_NAME}"
+        return read_error(self.folder, self._log_start) or f"it {ended}; its output is in {self.folder / LOG_NAME}"
 
 
 def check_earlier_run(folder: Path, config: Config) -> None:

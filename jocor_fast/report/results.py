@@ -64,10 +64,10 @@ def read_summary(run: Path) -> dict[str, Any]:
     return read_json(run / SUMMARY) or {}
 
 
-def read_error(run: Path) -> str | None:
-    """The sentence in RUN/train.log that the run ended with; None where it did not end with an error."""
+def read_error(run: Path, start: int = 0) -> str | None:
+    """The sentence in RUN/train.log, from byte `start` on, that the run ended with; None where there is none."""
     try:
-        text = (run / LOG_NAME).read_text(encoding="utf-8", errors="replace")
+        text = (run / LOG_NAME).read_bytes()[start:].decode(errors="replace")
     except FileNotFoundError:
         return None
     errors = [line for line in text.splitlines() if line.startswith(ERROR_PREFIX)]
