@@ -38,15 +38,13 @@ def describe_input(task: Task, model: str, normalisation: str) -> dict[str, Any]
             "resize": resize,
             "normalisation": normalisation,
         }
-        classes: Sequence[str] = dataset.class_names
     else:
         kind = {
             "kind": str(dataset.train_inputs.dtype),
             "shape": list(dataset.input_shape),
             "scale": dataset.input_scale,
         }
-        classes = dataset.label_table or [str(number) for number in range(dataset.num_classes)]
-    return {"model": model, "classes": list(classes), **kind}
+    return {"model": model, "classes": list(dataset.class_names), **kind}
 
 
 @dataclass(frozen=True, eq=False)

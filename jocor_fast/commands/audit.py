@@ -168,7 +168,7 @@ class AuditedRun:
         found = audit_history(history, None if task is None else task.dataset.num_classes)
         table = config.get("label_table")
         labels = table if table is not None else [str(number) for number in range(len(found.noise_matrix))]
-        names = task.dataset.class_names if task is not None and isinstance(task.dataset, ImageDataset) else labels
+        names = labels if task is None else task.dataset.class_names
         return AuditedRun(folder.name if task is None else task.dataset.name, found, task, labels, names)
 
     @property

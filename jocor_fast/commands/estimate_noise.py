@@ -74,7 +74,7 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     from ..report.noise_matrix import draw_noise_matrices  # matplotlib takes half a second to import
 
     draw_noise_matrices(
-        {f"{task.dataset.name}, estimated": found.transition}, output / PICTURE, task.dataset.label_table
+        {f"{task.dataset.name}, estimated": found.transition}, output / PICTURE, task.dataset.class_names
     )
     subjects = {
         "data": f"{task.dataset.name}: {len(task.train.labels):,} training samples, {task.dataset.num_classes} classes",

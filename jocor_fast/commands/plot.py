@@ -74,7 +74,7 @@ def _noise_matrices(
     from ..report.noise_matrix import realised_matrix
 
     matrices: dict[str, np.ndarray] = {}
-    tables: dict[str, Sequence[str] | None] = {}
+    names: dict[str, Sequence[str]] = {}
     for title, first in {run.data_title: run for run in reversed(runs)}.items():
         try:
             task = task_of_run(first.settings, data_root)
@@ -88,10 +88,10 @@ def _noise_matrices(
         if (clean == noisy).all():
             say(console, f"no noise matrix of {title}: no label is wrong")
             continue
-        tables[first.settings["dataset"]] = task.dataset.label_table
+        names[first.settings["dataset"]] = task.dataset.class_names
         matrices[title] = realised_matrix(clean, noisy, task.dataset.num_classes)
     matrices.update(_estimates(runs, matrices))
-    return dict(sorted(matrices.items())), next(iter(tables.values())) if len(tables) == 1 else None
+    return dict(sorted(matrices.items())), next(iter(names.values())) if len(names) == 1 else None
 
 
 def _estimates(runs: Sequence[ComparedRun], titles: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -67,3 +67,8 @@ class Dataset:
     def input_shape(self) -> tuple[int, ...]:
         """The shape of one sample, as `jocor_fast.models.build_model` takes it."""
         return self.train_inputs.shape[1:]
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """What the classes 0 … C−1 are called: by their original labels, else by their numbers."""
+        return self.label_table or tuple(map(str, range(self.num_classes)))
