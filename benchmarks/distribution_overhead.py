@@ -13,7 +13,6 @@ distribution_overhead.json and .md.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
 from collections.abc import Callable
@@ -31,7 +30,7 @@ from jocor_fast.engine.samples import TrainData
 from jocor_fast.engine.settings import TrainSettings
 from jocor_fast.engine.trainer import Trainer
 from jocor_fast.models import build_model, mlp
-from record import RESULTS, described, machine, versions
+from record import RESULTS, described, write
 from tables import markdown_table
 
 WARM_UP, SECONDS = 3, 20.0
@@ -119,10 +118,7 @@ def main() -> None:
     with joined_processes("cpu") as processes:
         figures = {case: measure(case, processes) for case in CASES}
     torch.distributed.destroy_process_group()
-    content = {"command": COMMAND, "figures": figures, **machine(), **versions()}
-    (arguments.output / "distribution_overhead.json").write_text(json.dumps(content, indent=2) + "\n")
-    (arguments.output / "distribution_overhead.md").write_text(table(figures), encoding="utf-8")
-    print(table(figures))
+    write("distribution_overhead", table(figures), {"command": COMMAND, "figures": figures}, arguments.output)
 
 
 if __name__ == "__main__":

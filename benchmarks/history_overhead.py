@@ -10,7 +10,6 @@ and .md.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 from collections.abc import Callable
 from pathlib import Path
@@ -23,7 +22,7 @@ from jocor_fast.engine.samples import TrainData
 from jocor_fast.engine.settings import TrainSettings
 from jocor_fast.engine.trainer import Trainer
 from jocor_fast.models import mlp
-from record import RESULTS, described, machine, versions
+from record import RESULTS, described, write
 from tables import markdown_table
 
 SAMPLES, BATCH, SPELL, WARM_UP, SECONDS = 60_000, 128, 48, 5, 40.0
@@ -86,10 +85,7 @@ def main() -> None:
         f"without; medians, the share that of neighbours. At most {BAR:.0%} is asked for. Made by `{COMMAND}`.\n\n"
         f"{markdown_table(['threads', 'without, µs', 'with, µs', 'share'], rows)}\n{described()}\n"
     )
-    content = {"command": COMMAND, "figures": figures, **machine(), **versions()}
-    (arguments.output / "history_overhead.json").write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-    (arguments.output / "history_overhead.md").write_text(text, encoding="utf-8")
-    print(text)
+    write("history_overhead", text, {"command": COMMAND, "figures": figures}, arguments.output)
 
 
 if __name__ == "__main__":

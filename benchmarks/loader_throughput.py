@@ -8,7 +8,6 @@ worker processes as there are cores. The files are warm: what is timed is decodi
 
 from __future__ import annotations
 
-import json
 import os
 import statistics
 import tempfile
@@ -19,7 +18,7 @@ import torch
 
 from loading import DALI, DATALOADER, OURS_WITHOUT, loaded_by, loaded_by_dataloader, seconds_of_a_pass
 from photos import ORIGINAL, write_photos
-from record import RESULTS, described, machine, versions
+from record import described, machine, write
 from tables import markdown_table
 
 COUNT, ROUNDS = 192, 5
@@ -52,18 +51,8 @@ def main() -> None:
             figures[kind] = {name: COUNT / statistics.median(taken) for name, taken in seconds.items()}
             del loaders
     verdicts = bars(figures)
-    RESULTS.mkdir(exist_ok=True)
-    record = {
-        "machine": machine(),
-        "versions": versions(),
-        "load_before": load,
-        "images_per_second": figures,
-        "bars": verdicts,
-    }
-    (RESULTS / "loader_cpu.json").write_text(json.dumps(record, indent=2, ensure_ascii=False) + "\n")
-    text = table(figures, verdicts, load)
-    (RESULTS / "loader_cpu.md").write_text(text)
-    print(text)
+    content = {"load_before": load, "images_per_second": figures, "bars": verdicts}
+    write("loader_cpu", table(figures, verdicts, load), content)
 
 
 def bars(figures: dict[str, dict[str, float]]) -> list[dict[str, Any]]:

@@ -12,12 +12,10 @@ threads of one operator would take the core of the next. Writes method_overhead.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 from collections.abc import Callable
 from pathlib import Path
 from time import perf_counter
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,7 +27,7 @@ from jocor_fast.engine.settings import TrainSettings
 from jocor_fast.experiments import METHOD_TITLES
 from jocor_fast.methods import METHODS, FCorrection, Keep
 from jocor_fast.models import mlp
-from record import RESULTS, described, machine, versions
+from record import RESULTS, described, write
 from tables import markdown_table, microseconds
 
 THREADS, BATCH, CLASSES, FORGET_RATE = 2, 128, 10, 0.5
@@ -103,16 +101,7 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(THREADS)
     figures = {name: measure(name) for name in METHODS}
-    document: dict[str, Any] = {
-        "command": COMMAND,
-        "machine": machine(),
-        "versions": versions(),
-        "seconds": figures,
-    }
-    arguments.output.mkdir(parents=True, exist_ok=True)
-    (arguments.output / "method_overhead.json").write_text(json.dumps(document, indent=1) + "\n")
-    (arguments.output / "method_overhead.md").write_text(table(figures))
-    print(table(figures))
+    write("method_overhead", table(figures), {"command": COMMAND, "seconds": figures}, arguments.output)
 
 
 if __name__ == "__main__":

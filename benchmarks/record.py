@@ -1,9 +1,11 @@
-"""What stands beside every figure: the machine and the versions."""
+"""What stands beside every figure, the machine and the versions, and how figures are written down."""
 
 from __future__ import annotations
 
+import json
 import os
 import platform
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +49,15 @@ def described() -> str:
     """Machine and versions in one line, for the foot of a table."""
     facts = {**machine(), **versions()}
     return ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in facts.items())
+
+
+def write(name: str, text: str, content: Mapping[str, Any], output: Path = RESULTS) -> None:
+    """Write NAME.json, the content beside machine and versions, and NAME.md, and print the text."""
+    output.mkdir(parents=True, exist_ok=True)
+    document = {"machine": machine(), "versions": versions(), **content}
+    (output / f"{name}.json").write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    (output / f"{name}.md").write_text(text, encoding="utf-8")
+    print(text)
 
 
 def _processor() -> str:

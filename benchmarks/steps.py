@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from record import RESULTS, described, device, machine, versions
+from record import RESULTS, described, device, write
 from step_rungs import RUNGS, Rung, Task, rungs_of, tasks_of
 from tables import markdown_table
 
@@ -153,15 +153,7 @@ def seconds_of_runs(count: int, options: Sequence[str]) -> float:
         command = [sys.executable, "-m", "jocor_fast", "train", *options]
         runs = [
             subprocess.Popen(
-                [
-                    *command,
-                    "--seed",
-                    str(seed),
-                    "--noise-seed",
-                    str(seed),
-                    "--output",
-                    os.path.join(scratch, str(seed)),
-                ],
+                [*command, f"--seed={seed}", f"--noise-seed={seed}", f"--output={os.path.join(scratch, str(seed))}"],
                 stdout=subprocess.DEVNULL,
                 env={**os.environ, "OMP_NUM_THREADS": "1"},
             )
@@ -197,15 +189,12 @@ def main() -> None:
         return
     where = device()
     results = measure_all(where)
-    arguments.output.mkdir(parents=True, exist_ok=True)
-    target = arguments.output / f"steps_{'gpu' if where == 'cuda' else 'cpu'}"
-    document = {"machine": machine(), "versions": versions(), "figures": [asdict(of) for of in results]}
-    target.with_suffix(".json").write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n")
-    heading = (
+    text = (
         "The training step, rung by rung (`python benchmarks/steps.py`); in brackets: over the published step.\n\n"
+        f"{table(results)}\n{described()}\n"
     )
-    target.with_suffix(".md").write_text(f"{heading}{table(results)}\n{described()}\n")
-    print(table(results))
+    name = f"steps_{'gpu' if where == 'cuda' else 'cpu'}"
+    write(name, text, {"figures": [asdict(of) for of in results]}, arguments.output)
 
 
 if __name__ == "__main__":
