@@ -130,6 +130,18 @@ def test_a_folder_named_test_holds_the_test_images(tmp_path: Path, train: str) -
         load_dataset(f"folder:{tmp_path}")
 
 
+def test_names_that_are_numbers_are_those_classes_unless_two_are_the_same_number(tmp_path: Path) -> None:
+    for name in ("00", "01", "2"):
+        write_images(tmp_path / "numbers" / name, "a.jpg")
+    numbers = loaded(f"folder:{tmp_path / 'numbers'}")
+    assert (numbers.class_names, numbers.label_table) == (("0", "1", "2"), None)
+    for name in ("0", "1", "01"):
+        write_images(tmp_path / "names" / name, "a.jpg")
+    names = loaded(f"folder:{tmp_path / 'names'}")
+    assert names.class_names == names.label_table == ("0", "01", "1")
+    assert names.train.labels.tolist() == [0, 1, 2]
+
+
 def test_a_class_may_be_called_test(tmp_path: Path) -> None:
     write_images(tmp_path, "test/1.jpg", "other/2.jpg")
     dataset = loaded(f"folder:{tmp_path}")

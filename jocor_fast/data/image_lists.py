@@ -76,7 +76,8 @@ def _dataset(
         if os.path.normpath(path) in trained_on:
             raise DataError(f"{source}: {path} is trained on, and what is trained on cannot be measured on")
     texts = [[label for _, label in parts[part]] for part in PARTS]
-    as_numbers = all(label.isdecimal() for labels in (*texts, truth) for label in labels)
+    names = {label for labels in (*texts, truth) for label in labels}
+    as_numbers = all(map(str.isdecimal, names)) and len(set(map(int, names))) == len(names)  # 1 and 01 are two names
     values = [[int(label) for label in labels] if as_numbers else labels for labels in (*texts, list(truth))]
     numbered, table = number_classes(*values)
     num_classes = len(table) if table is not None else 1 + max(int(labels.max(initial=0)) for labels in numbered)
