@@ -90,17 +90,27 @@ class RankedRows {
   bool only_differing_;
 };
 
-// k, clamped to the rows that may be chosen: the eligible ones with a finite loss.
-JF_INLINE int64_t rows_to_keep(const SelectionParams& params, int64_t eligible, int64_t finite) {
-  int64_t k = params.num_keep;
-  if (params.num_keep_pointer != nullptr) {
-    k = *params.num_keep_pointer;
-  } else if (k < 0) {
-    const double rate = params.forget_rate_pointer != nullptr ? *params.forget_rate_pointer : params.forget_rate;
-    k = num_keep(eligible, rate, /*round_up=*/!params.round_down);
+// How many rows a selection keeps. What is on the device is read when this is made: a kernel makes it before it looks
+// at the rows, and has the number when they have come.
+class RowsToKeep {
+ public:
+  JF_INLINE explicit RowsToKeep(const SelectionParams& params)
+      : by_rate_(params.num_keep_pointer == nullptr && params.num_keep < 0),
+        round_up_(!params.round_down),
+        number_(params.num_keep_pointer != nullptr ? *params.num_keep_pointer : params.num_keep),
+        rate_(params.forget_rate_pointer != nullptr ? *params.forget_rate_pointer : params.forget_rate) {}
+
+  // k, clamped to the rows that may be chosen: the eligible ones with a finite loss.
+  JF_INLINE int64_t of(int64_t eligible, int64_t finite) const {
+    const int64_t k = by_rate_ ? num_keep(eligible, rate_, round_up_) : number_;
+    return k < 0 ? 0 : (k > finite ? finite : k);
   }
-  return k < 0 ? 0 : (k > finite ? finite : k);
-}
+
+ private:
+  bool by_rate_, round_up_;
+  int64_t number_;
+  double rate_;
+};
 
 // The numbers of a selection of k rows, over which `mean_of` adds up to `sum`.
 template <class Real>

@@ -120,7 +120,7 @@ void select(const SelectionParams& params) {
   using Bits = typename RankedRows<Real>::Bits;
   const RankedRows<Real> rows(params, only_differing_rows(params));
   const Candidates<Bits> found = survey(rows, params.rows);
-  const int64_t k = rows_to_keep(params, found.eligible, found.finite);
+  const int64_t k = RowsToKeep(params).of(found.eligible, found.finite);
 
   Threshold<Bits> threshold{0, 0};
   if (k == found.finite) {

@@ -59,7 +59,7 @@ __device__ __forceinline__ bool only_differing_rows(const SelectionParams& param
 // Whether they do in a row of this slice. Every thread must call this.
 __device__ __forceinline__ bool any_differ_in(const SelectionParams& params, Slice slice) {
   int found = 0;
-#pragma unroll 4
+#pragma unroll 1
   for (int64_t row = slice.first + threadIdx.x; row < slice.end; row += blockDim.x) {
     found |= params.row_state[row] == kEligibleAndPredictionsDiffer;
   }
@@ -80,11 +80,12 @@ __device__ __forceinline__ double sum_of_block(double share, double* scratch) {
 
 // --- by counting ----------------------------------------------------------------------------------------------------
 
-// How many threads share the counting of one row: the largest power of two that the block has for each row.
-__device__ __forceinline__ int lanes_of_counting(int64_t rows) {
-  int lanes = kWarp;
-  while (lanes > 1 && lanes * rows > blockDim.x) lanes /= 2;
-  return lanes;
+// How many threads share the counting of one row: the largest power of two that the block has for each row. Its
+// logarithm, for threads are shifted faster than they are divided.
+__device__ __forceinline__ int log_lanes_of_counting(int rows) {
+  int log_lanes = 5;
+  while (log_lanes > 0 && (rows << log_lanes) > static_cast<int>(blockDim.x)) --log_lanes;
+  return log_lanes;
 }
 
 // At most kCountingRows rows, with every thread of the block.
@@ -93,6 +94,7 @@ __device__ __forceinline__ void select_by_counting(const SelectionParams& params
                                                    CountingScratch<typename OrderBits<Real>::type>& scratch) {
   using Rows = RankedRows<Real>;
   using Bits = typename Rows::Bits;
+  const RowsToKeep to_keep(params);
   const Rows ranked(params, only_differing_rows(params, [&] { return any_differ_in(params, {0, params.rows}); }));
   const int rows = static_cast<int>(params.rows), threads = blockDim.x;
   int64_t eligible = 0, finite = 0;
@@ -107,12 +109,12 @@ __device__ __forceinline__ void select_by_counting(const SelectionParams& params
     eligible += __syncthreads_count(is_eligible[0]);
     finite += __syncthreads_count(key[0] != Rows::kNoCandidate);  // and all keys are written before any is read
   }
-  const int64_t k = rows_to_keep(params, eligible, finite);
+  const int64_t k = to_keep.of(eligible, finite);
 
-  const int lanes = lanes_of_counting(rows), lane = threadIdx.x % lanes;
+  const int log_lanes = log_lanes_of_counting(rows), lanes = 1 << log_lanes, lane = threadIdx.x & (lanes - 1);
   double share = 0;
-  for (int first = 0; first < rows; first += threads / lanes) {
-    const int row = first + threadIdx.x / lanes;
+  for (int first = 0; first < rows; first += threads >> log_lanes) {
+    const int row = first + (threadIdx.x >> log_lanes);
     const Bits key = row < rows ? scratch.keys[row] : Rows::kNoCandidate;
     int before = 0;
     for (int other = lane; other < rows; other += lanes) {
@@ -134,8 +136,10 @@ __device__ __forceinline__ void select_by_counting(const SelectionParams& params
 // --- by radix -------------------------------------------------------------------------------------------------------
 
 __device__ __forceinline__ Slice slice_of_block(int64_t rows, Cluster cluster) {
-  int64_t size = (rows + cluster.blocks - 1) / cluster.blocks;
-  size = (size + kWarp - 1) / kWarp * kWarp;  // a warp's keys begin at a whole number of cache lines, as the batch does
+  // A warp's keys begin at a whole number of cache lines, as the batch does. In 32 bits, for 64 divide slowly.
+  const uint32_t warps = static_cast<uint32_t>((rows + kWarp - 1) / kWarp), blocks = cluster.blocks;
+  const uint32_t of_block = warps / blocks + (warps % blocks != 0);
+  const int64_t size = int64_t{of_block} * kWarp;
   const int64_t first = Min{}(cluster.rank * size, rows);
   return {first, Min{}(first + size, rows)};
 }
@@ -186,6 +190,7 @@ template <class Bits>
 __device__ __forceinline__ const uint32_t* add_up_counters(RadixScratch<Bits>& scratch, int sweep, Cluster cluster) {
   cluster.sync();  // every row is counted before any counter is read
   if (cluster.blocks == 1) return scratch.counters[sweep];
+#pragma unroll 1  // once or twice: to unroll it takes a division
   for (int i = threadIdx.x; i < kCounters; i += blockDim.x) {
     uint32_t of_blocks[kClusterBlocks], sum = 0;
 #pragma unroll
@@ -333,7 +338,9 @@ __device__ __forceinline__ void select_by_radix(const SelectionParams& params,
   using Bits = typename Rows::Bits;
   const Cluster cluster = cluster_of_block();
   const Slice slice = slice_of_block(params.rows, cluster);
+#pragma unroll 1
   for (int i = threadIdx.x; i < int(sizeof(Bits)) * kCounters; i += blockDim.x) scratch.counters[0][i] = 0;
+  const RowsToKeep to_keep(params);
   const Rows ranked(params, only_differing_rows(params, [&] {
                       return any_differ_in_cluster(params, slice, &scratch.predictions_differ, cluster);
                     }));
@@ -356,7 +363,7 @@ __device__ __forceinline__ void select_by_radix(const SelectionParams& params,
   add_to_counter(&scratch.counters[0][kFiniteRows], finite_of_thread);
   const uint32_t* counters = add_up_counters(scratch, 0, cluster);
   const int64_t eligible = counters[kEligibleRows], finite = counters[kFiniteRows];
-  const int64_t k = rows_to_keep(params, eligible, finite);
+  const int64_t k = to_keep.of(eligible, finite);
   const auto load = [&](const auto& rows, auto& keys, auto& are_eligible) {
     if (!cached) return from_memory(rows, keys, are_eligible);
 #pragma unroll
