@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from jocor_fast.commands.run_queue import QueuedRun, run_all
-from jocor_fast.report.results import read_json
 from jocor_fast.report.tables import TextTable, percent
+from jocor_fast.run_files import read_json
 
 GRID = (0.05, 0.35, 0.65, 0.95)
 SETTINGS = {"dataset": "mnist", "noise": "symmetric", "noise_rate": 0.5, "epochs": 50, "device": "cpu"}

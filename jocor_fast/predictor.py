@@ -22,8 +22,9 @@ from .data.npz import as_inputs
 from .data.pillow_decoder import PillowDecoder
 from .data.preprocessing import CENTRE, Preprocessing
 from .engine.errors import RunError
-from .engine.folder import CHECKPOINT, read_weights
+from .engine.folder import read_weights
 from .models import build_model
+from .run_files import CHECKPOINT
 from .task import Task
 
 

@@ -8,9 +8,8 @@ from typing import Any
 
 from .config import resolve
 from .engine.errors import RunError
-from .engine.folder import CONFIG
 from .options import OPTIONS
-from .report.results import read_json
+from .run_files import CONFIG, read_json
 from .task import Task, build_task
 
 

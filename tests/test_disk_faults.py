@@ -21,7 +21,7 @@ from jocor_fast.engine.errors import RunError
 from jocor_fast.engine.folder import RunFolder
 from jocor_fast.engine.run import EpochEvent, Run, fit
 from jocor_fast.report import curves
-from jocor_fast.report.results import read_metrics
+from jocor_fast.run_files import read_metrics
 from test_checkpoint import Killed, assert_same, contents, curves_at_once, killed_after, metrics_in
 
 pytestmark = pytest.mark.usefixtures("one_thread")

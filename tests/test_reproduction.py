@@ -21,8 +21,8 @@ from jocor_fast.report.reproduction import (
     results_table,
     seeds_at_hand,
 )
-from jocor_fast.report.results import ERROR_PREFIX, LOG_NAME
 from jocor_fast.report.tables import csv_text, duration
+from jocor_fast.run_files import ERROR_PREFIX, LOG_NAME
 from reproduction_cases import metrics_line, write_accuracies, write_run
 
 FIVE = (1, 2, 3, 4, 5)

@@ -18,7 +18,7 @@ from engine_cases import blobs, held_out, parameters, same_bits, settings, small
 from jocor_fast.cli import main
 from jocor_fast.commands.run_queue import QueuedRun
 from jocor_fast.engine.run import EvalData, Run, fit
-from jocor_fast.report.results import read_metrics
+from jocor_fast.run_files import read_metrics
 from jocor_fast.successive_halving import SCORED_EPOCHS, kept, ranked, rungs, score
 
 pytestmark = pytest.mark.usefixtures("one_thread")

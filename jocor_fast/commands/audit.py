@@ -20,10 +20,10 @@ from ..data.image_set import ImageList
 from ..engine.errors import RunError
 from ..engine.folder import read_history
 from ..report.audit_page import audit_page
-from ..report.results import read_metrics
 from ..report.screen import say, say_subjects
 from ..report.tables import csv_text, percent
 from ..report.thumbnails import data_uri, file_uri, image_file_uri, is_image
+from ..run_files import read_metrics
 from ..stored_run import read_config, task_of_run
 from ..task import Task
 from ..whole_file import write_json, write_text

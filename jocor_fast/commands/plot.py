@@ -13,8 +13,8 @@ from ..config import ConfigError
 from ..data import DataError
 from ..engine.errors import RunError
 from ..report.comparison import ComparedRun, find_runs, grouped
-from ..report.results import read_summary
 from ..report.screen import say, say_subjects
+from ..run_files import read_summary
 from ..stored_run import task_of_run
 from .flags import declare_alone
 

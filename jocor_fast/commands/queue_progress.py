@@ -10,9 +10,9 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from ..report.results import read_summary
 from ..report.screen import say
 from ..report.tables import duration, percent
+from ..run_files import read_summary
 from .run_queue import QueuedRun
 
 HEARTBEAT_SECONDS = 15.0  # between lines where nothing can be redrawn

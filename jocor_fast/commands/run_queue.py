@@ -20,9 +20,8 @@ from typing import Any
 
 from ..config import Config
 from ..engine.errors import RunError
-from ..engine.folder import CONFIG, FIRST_STAGE
 from ..options import OPTIONS
-from ..report.results import LOG_NAME, read_error, read_json, read_metrics, read_summary
+from ..run_files import CONFIG, FIRST_STAGE, LOG_NAME, read_error, read_json, read_metrics, read_summary
 
 POLL_SECONDS = 0.25
 STOP_SECONDS = 20.0  # what a run gets to write its checkpoint after SIGTERM

@@ -17,9 +17,9 @@ from ..engine.environment import resolve_device, usable_cores
 from ..engine.errors import RunError
 from ..options import OPTIONS
 from ..report.lambda_search import CSV_COLUMNS, SearchResult, draw_search
-from ..report.results import read_metrics
 from ..report.screen import say, say_subjects
 from ..report.tables import csv_text, percent
+from ..run_files import read_metrics
 from ..schedules import trained_epochs
 from ..successive_halving import kept, ranked, rungs, score
 from ..task import Task, build_task

@@ -16,7 +16,7 @@ from .._extension import build_info
 from ..config import Config, ConfigError, resolve
 from ..engine.environment import resolve_device
 from ..engine.errors import RunError
-from ..engine.folder import CONFIG, check_free
+from ..engine.folder import check_free
 from ..engine.plan import whole_batch
 from ..engine.processes import FailedElsewhere, Processes, joined_processes
 from ..engine.run import EpochEvent, Run, fit
@@ -24,9 +24,9 @@ from ..engine.settings import TrainSettings
 from ..noise_estimate import NoiseEstimate, estimate_noise
 from ..options import AUTO, OPTIONS, TRAINING_FIELDS, UNFLAGGED_DEFAULTS
 from ..predictor import describe_input
-from ..report.results import read_json
 from ..report.screen import TrainingProgress, final_table, say, say_subjects, warm_up_progress
 from ..report.tensorboard import MissingTensorBoard, TensorBoardLog
+from ..run_files import CONFIG, read_json
 from ..schedules import trained_epochs
 from ..task import Task, build_task
 from .flags import declare

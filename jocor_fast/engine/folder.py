@@ -1,4 +1,4 @@
-"""The folder of a run: which files it holds, and how they are written so that a crash at any moment loses none."""
+"""The folder of a run: how its files are written so that a crash at any moment loses none; its checkpoints, read."""
 
 from __future__ import annotations
 
@@ -17,13 +17,20 @@ import torch
 from jocor_fast.engine.errors import RunError
 from jocor_fast.engine.folder_lock import FolderLock
 from jocor_fast.engine.history import SampleStatistics
+from jocor_fast.run_files import (
+    BAD_FILES,
+    BEST,
+    CHECKPOINT,
+    CONFIG,
+    CURVES,
+    FIRST_STAGE,
+    METRICS,
+    PREVIOUS_CHECKPOINT,
+    SUMMARY,
+)
 from jocor_fast.whole_file import PARTIAL, finite_or_none, json_bytes
 
-CONFIG, METRICS, SUMMARY, CURVES = "config.json", "metrics.jsonl", "summary.json", "curves.png"
-CHECKPOINT, PREVIOUS_CHECKPOINT, BEST = "checkpoint.pt", "checkpoint-previous.pt", "best.pt"
-BAD_FILES = "bad_files.txt"
 DAMAGED_CHECKPOINT = "checkpoint-damaged.pt"
-FIRST_STAGE = "first-stage"  # a folder of the same kind, of a method that trains in two
 _OF_A_RUN = (CONFIG, METRICS, SUMMARY, CHECKPOINT, PREVIOUS_CHECKPOINT, BEST)
 
 
@@ -61,14 +68,6 @@ class RunFolder:
     def write_json(self, name: str, content: Mapping[str, Any]) -> None:
         """Write config.json or summary.json; numbers that are not finite become null."""
         self._replace(name, json_bytes(content))
-
-    def read_summary(self) -> dict[str, Any] | None:
-        """The content of summary.json; None where there is none, or a broken one."""
-        try:
-            content = json.loads((self.path / SUMMARY).read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            return None
-        return content if isinstance(content, dict) else None
 
     def write_metrics(self, lines: Sequence[Mapping[str, Any]]) -> None:
         """Write metrics.jsonl anew."""

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from jocor_fast import arguments
 from jocor_fast.engine.environment import resolve_device, seed_beside_first, seeded_generators
 from jocor_fast.engine.first_stage import first_stage_settings
-from jocor_fast.engine.folder import FIRST_STAGE
 from jocor_fast.engine.networks import NetworkSource, build_networks
 from jocor_fast.engine.processes import ALONE, Processes
 from jocor_fast.engine.samples import EvalData, TrainData
@@ -23,6 +22,7 @@ from jocor_fast.engine.session import EpochEvent, Run, Session
 from jocor_fast.engine.settings import TrainSettings
 from jocor_fast.engine.trainer import Trainer
 from jocor_fast.methods import METHODS, FCorrection
+from jocor_fast.run_files import FIRST_STAGE
 
 __all__ = ["EpochEvent", "EvalData", "Run", "TrainData", "fit"]
 

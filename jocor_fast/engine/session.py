@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from jocor_fast.engine.environment import describe_environment
 from jocor_fast.engine.errors import RunError
 from jocor_fast.engine.first_stage import estimate_from_network
-from jocor_fast.engine.folder import CHECKPOINT, CONFIG, SUMMARY, RunFolder, check_free, plain
+from jocor_fast.engine.folder import RunFolder, check_free, plain
 from jocor_fast.engine.history import SampleStatistics
 from jocor_fast.engine.interrupt import EXIT_CODE, TerminationRequest
 from jocor_fast.engine.plan import EpochPlan, plan_epoch
@@ -22,6 +22,7 @@ from jocor_fast.engine.settings import TrainSettings
 from jocor_fast.engine.summary import best_by_validation, last_mean
 from jocor_fast.engine.trainer import Metrics, Trainer
 from jocor_fast.methods import FCorrection
+from jocor_fast.run_files import CHECKPOINT, CONFIG, SUMMARY, read_summary
 from jocor_fast.schedules import trained_epochs
 
 
@@ -142,10 +143,10 @@ class Session:
         if self.output is None:
             return None
 
-        def read() -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
+        def read() -> tuple[dict[str, Any] | None, dict[str, Any]]:
             assert self.output is not None
             self.folder = RunFolder(self.output)
-            return self._read(self.folder) if resume else (None, None)
+            return self._read(self.folder) if resume else (None, {})
 
         checkpoint, summary = self.processes.from_first(read)
         if checkpoint is None:
@@ -153,7 +154,7 @@ class Session:
         else:
             self.metrics = checkpoint["history"]
             self.trainer.load_state_dict(checkpoint["training"])
-            if len(self.metrics) == self.epochs and summary is not None and summary.get("status") == "finished":
+            if len(self.metrics) == self.epochs and summary.get("status") == "finished":
                 return Run(self.trainer.networks, self.metrics, summary, self.trainer.history.statistics())
         self._write(lambda folder: folder.write_metrics(self.metrics))  # without lines after the checkpoint's epoch
         return None
@@ -195,11 +196,11 @@ class Session:
         folder.clear()
         folder.write_json(CONFIG, self.config)
 
-    def _read(self, folder: RunFolder) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
+    def _read(self, folder: RunFolder) -> tuple[dict[str, Any] | None, dict[str, Any]]:
         """The checkpoint, if there is one, and the summary; RunError where it is of other settings."""
         checkpoint = folder.read_checkpoint()
         if checkpoint is None:
-            return None, None
+            return None, {}
         stored, mine = {"processes": 1, **checkpoint["identity"]}, self.identity
         different = [
             f"{name} (then {stored.get(name)!r}, now {mine.get(name)!r})"
@@ -208,7 +209,7 @@ class Session:
         ]
         if different:
             raise RunError(f"resume: {folder.path} holds a run of other settings: {', '.join(different)}")
-        return checkpoint, folder.read_summary()
+        return checkpoint, read_summary(folder.path)
 
     def _is_default(self, name: str) -> bool:
         """Whether a setting is as it is without being asked for: a run from before it existed can then go on."""

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..engine.folder import CONFIG, FIRST_STAGE, METRICS
 from ..experiments import METHOD_TITLES, Noise
-from .results import read_json, read_metrics
+from ..run_files import CONFIG, FIRST_STAGE, METRICS, read_json, read_metrics
 
 # Runs that differ in these alone are repetitions, drawn as one line with its standard deviation.
 REPEATED = ("seed", "noise_seed", "device")

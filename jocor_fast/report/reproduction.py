@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..engine.folder import METRICS
 from ..experiments import Cell
 from ..paper_results import PaperResult, paper_result
-from .results import STD_DDOF, best_epoch, mean_and_std, read_error, read_metrics, read_summary
+from ..run_files import METRICS, read_error, read_metrics, read_summary
+from .results import STD_DDOF, best_epoch, mean_and_std
 from .tables import TextTable, percent, percent_with_std
 
 CSV_COLUMNS = (
