@@ -13,42 +13,6 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// Below autograd, through the dispatcher: torch.compile traces these calls.
-
-JocorLossResult call_jocor_loss(const Tensor& logits1, const Tensor& logits2, const Tensor& target, double co_lambda,
-                                std::optional<double> forget_rate, const std::optional<c10::SymInt>& num_keep,
-                                const std::optional<Tensor>& num_keep_tensor, std::optional<int64_t> ignore_index) {
-  static const auto op = operator_handle<JocorLossOperator>("jocor_fast::jocor_loss");
-  const at::AutoDispatchBelowADInplaceOrView below_autograd;
-  return op.call(logits1, logits2, target, co_lambda, forget_rate, num_keep, num_keep_tensor, ignore_index);
-}
-
-JocorLossResult call_decoupling_loss(const Tensor& logits1, const Tensor& logits2, const Tensor& target,
-                                     std::optional<int64_t> ignore_index) {
-  static const auto op = operator_handle<decltype(decoupling_loss)>("jocor_fast::decoupling_loss");
-  const at::AutoDispatchBelowADInplaceOrView below_autograd;
-  return op.call(logits1, logits2, target, ignore_index);
-}
-
-CoteachingLossResult call_coteaching_loss(const Tensor& logits1, const Tensor& logits2, const Tensor& target,
-                                          std::optional<double> forget_rate,
-                                          const std::optional<Tensor>& forget_rate_tensor,
-                                          const std::optional<c10::SymInt>& num_keep,
-                                          const std::optional<Tensor>& num_keep_tensor, bool round_down,
-                                          bool disagreement, std::optional<int64_t> ignore_index) {
-  static const auto op = operator_handle<CoteachingLossOperator>("jocor_fast::coteaching_loss");
-  const at::AutoDispatchBelowADInplaceOrView below_autograd;
-  return op.call(logits1, logits2, target, forget_rate, forget_rate_tensor, num_keep, num_keep_tensor, round_down,
-                 disagreement, ignore_index);
-}
-
-std::tuple<Tensor, Tensor> call_joint_loss(const Tensor& logits1, const Tensor& logits2, const Tensor& target,
-                                           double co_lambda, std::optional<int64_t> ignore_index) {
-  static const auto op = operator_handle<decltype(joint_loss)>("jocor_fast::joint_loss");
-  const at::AutoDispatchBelowADInplaceOrView below_autograd;
-  return op.call(logits1, logits2, target, co_lambda, ignore_index);
-}
-
 // What the backward passes need again beside their tensors.
 void save_settings(AutogradContext* ctx, double co_lambda, std::optional<int64_t> ignore_index) {
   ctx->saved_data["co_lambda"] = co_lambda;
@@ -110,10 +74,16 @@ struct CoteachingLoss : torch::autograd::Function<CoteachingLoss> {
   }
 };
 
+const auto& joint_loss_operator() {
+  static const auto op = operator_handle<decltype(joint_loss)>("jocor_fast::joint_loss");
+  return op;
+}
+
 struct JointLoss : torch::autograd::Function<JointLoss> {
   static variable_list forward(AutogradContext* ctx, const Tensor& logits1, const Tensor& logits2, const Tensor& target,
                                double co_lambda, std::optional<int64_t> ignore_index) {
-    auto [per_sample, statistics] = call_joint_loss(logits1, logits2, target, co_lambda, ignore_index);
+    auto [per_sample, statistics] =
+        call_below_autograd(joint_loss_operator(), logits1, logits2, target, co_lambda, ignore_index);
     ctx->save_for_backward({logits1, logits2, target, statistics});
     ctx->mark_non_differentiable({statistics});
     save_settings(ctx, co_lambda, ignore_index);
@@ -141,9 +111,10 @@ JocorLossResult jocor_loss_autograd(const Tensor& logits1, const Tensor& logits2
                                     double co_lambda, std::optional<double> forget_rate,
                                     std::optional<c10::SymInt> num_keep, const std::optional<Tensor>& num_keep_tensor,
                                     std::optional<int64_t> ignore_index) {
+  static const auto op = operator_handle<JocorLossOperator>("jocor_fast::jocor_loss");
   check_one_device(logits1, logits2, target);
-  auto result =
-      call_jocor_loss(logits1, logits2, target, co_lambda, forget_rate, num_keep, num_keep_tensor, ignore_index);
+  auto result = call_below_autograd(op, logits1, logits2, target, co_lambda, forget_rate, num_keep, num_keep_tensor,
+                                    ignore_index);
   if (any_needs_gradient(logits1, logits2)) {
     std::get<0>(result) = JocorLoss::apply(logits1, logits2, target, co_lambda, ignore_index, result)[0];
   }
@@ -152,8 +123,9 @@ JocorLossResult jocor_loss_autograd(const Tensor& logits1, const Tensor& logits2
 
 JocorLossResult decoupling_loss_autograd(const Tensor& logits1, const Tensor& logits2, const Tensor& target,
                                          std::optional<int64_t> ignore_index) {
+  static const auto op = operator_handle<decltype(decoupling_loss)>("jocor_fast::decoupling_loss");
   check_one_device(logits1, logits2, target);
-  auto result = call_decoupling_loss(logits1, logits2, target, ignore_index);
+  auto result = call_below_autograd(op, logits1, logits2, target, ignore_index);
   if (any_needs_gradient(logits1, logits2)) {
     std::get<0>(result) = JocorLoss::apply(logits1, logits2, target, /*co_lambda=*/0.0, ignore_index, result)[0];
   }
@@ -166,9 +138,10 @@ CoteachingLossResult coteaching_loss_autograd(const Tensor& logits1, const Tenso
                                               std::optional<c10::SymInt> num_keep,
                                               const std::optional<Tensor>& num_keep_tensor, bool round_down,
                                               bool disagreement, std::optional<int64_t> ignore_index) {
+  static const auto op = operator_handle<CoteachingLossOperator>("jocor_fast::coteaching_loss");
   check_one_device(logits1, logits2, target);
-  auto result = call_coteaching_loss(logits1, logits2, target, forget_rate, forget_rate_tensor, num_keep,
-                                     num_keep_tensor, round_down, disagreement, ignore_index);
+  auto result = call_below_autograd(op, logits1, logits2, target, forget_rate, forget_rate_tensor, num_keep,
+                                    num_keep_tensor, round_down, disagreement, ignore_index);
   if (any_needs_gradient(logits1, logits2)) {
     std::get<0>(result) = CoteachingLoss::apply(logits1, logits2, target, ignore_index, result)[0];
   }
@@ -179,7 +152,7 @@ std::tuple<Tensor, Tensor> joint_loss_autograd(const Tensor& logits1, const Tens
                                                double co_lambda, std::optional<int64_t> ignore_index) {
   check_one_device(logits1, logits2, target);
   if (!any_needs_gradient(logits1, logits2)) {
-    return call_joint_loss(logits1, logits2, target, co_lambda, ignore_index);
+    return call_below_autograd(joint_loss_operator(), logits1, logits2, target, co_lambda, ignore_index);
   }
   auto out = JointLoss::apply(logits1, logits2, target, co_lambda, ignore_index);
   return {out[0], out[1]};
@@ -190,8 +163,7 @@ Tensor select_small_loss_autograd(const Tensor& losses, std::optional<c10::SymIn
   static const auto op = operator_handle<Tensor(const Tensor&, std::optional<c10::SymInt>, const std::optional<Tensor>&,
                                                 const std::optional<Tensor>&)>("jocor_fast::select_small_loss");
   if (eligible.has_value()) check_beside(*eligible, "eligible", losses, "losses");
-  const at::AutoDispatchBelowADInplaceOrView below_autograd;
-  return op.call(losses, num_keep, num_keep_tensor, eligible);  // a choice has no derivative
+  return call_below_autograd(op, losses, num_keep, num_keep_tensor, eligible);  // a choice has no derivative
 }
 
 std::tuple<Tensor, Tensor> joint_loss_backward_autograd(
@@ -201,9 +173,8 @@ std::tuple<Tensor, Tensor> joint_loss_backward_autograd(
     std::optional<int64_t> ignore_index, bool needs_grad1, bool needs_grad2) {
   static const auto op = operator_handle<decltype(joint_loss_backward)>("jocor_fast::joint_loss_backward");
   const auto compute = [&] {
-    const at::AutoDispatchBelowADInplaceOrView below_autograd;
-    return op.call(grad, logits1, logits2, target, statistics, selected1, num_selected1, selected2, num_selected2,
-                   co_lambda, ignore_index, needs_grad1, needs_grad2);
+    return call_below_autograd(op, grad, logits1, logits2, target, statistics, selected1, num_selected1, selected2,
+                               num_selected2, co_lambda, ignore_index, needs_grad1, needs_grad2);
   };
   if (!any_needs_gradient(logits1, logits2) && !needs_derivative(grad)) return compute();
   auto out = DifferentiableOnce::apply(grad, logits1, logits2, [&]() -> variable_list {

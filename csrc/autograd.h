@@ -14,6 +14,13 @@ auto operator_handle(const char* name) {
   return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
 }
 
+// An operator called below autograd, through the dispatcher: torch.compile traces the call.
+template <class Operator, class... Arguments>
+auto call_below_autograd(const Operator& op, const Arguments&... arguments) {
+  const at::AutoDispatchBelowADInplaceOrView below_autograd;
+  return op.call(arguments...);
+}
+
 // A backward operator is a function of its own, so that a second derivative is refused and not silently incomplete.
 struct DifferentiableOnce : torch::autograd::Function<DifferentiableOnce> {
   using variable_list = torch::autograd::variable_list;

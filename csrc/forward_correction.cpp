@@ -137,17 +137,11 @@ Tensor forward_corrected_rows_backward(const Tensor& grad, const Tensor& losses,
 
 // --- derivatives ----------------------------------------------------------------------------------------------------
 
-ForwardCorrectedResult call_forward_corrected_rows(const Tensor& logits, const Tensor& target,
-                                                   const Tensor& log_transition_t) {
-  static const auto op = operator_handle<decltype(forward_corrected_rows)>("jocor_fast::forward_corrected_rows");
-  const at::AutoDispatchBelowADInplaceOrView below_autograd;
-  return op.call(logits, target, log_transition_t);
-}
-
 struct ForwardCorrected : torch::autograd::Function<ForwardCorrected> {
   static variable_list forward(AutogradContext* ctx, const Tensor& logits, const Tensor& target,
                                const Tensor& log_transition_t) {
-    auto [per_sample, num_nonfinite] = call_forward_corrected_rows(logits, target, log_transition_t);
+    static const auto op = operator_handle<decltype(forward_corrected_rows)>("jocor_fast::forward_corrected_rows");
+    auto [per_sample, num_nonfinite] = call_below_autograd(op, logits, target, log_transition_t);
     ctx->save_for_backward({per_sample, logits, target, log_transition_t});
     ctx->mark_non_differentiable({num_nonfinite});
     ctx->set_materialize_grads(false);
@@ -174,8 +168,7 @@ Tensor forward_corrected_rows_backward_autograd(const Tensor& grad, const Tensor
   static const auto op =
       operator_handle<decltype(forward_corrected_rows_backward)>("jocor_fast::forward_corrected_rows_backward");
   return DifferentiableOnce::apply(grad, logits, logits, [&]() -> variable_list {
-    const at::AutoDispatchBelowADInplaceOrView below_autograd;
-    return {op.call(grad, losses, logits, target, log_transition_t)};
+    return {call_below_autograd(op, grad, losses, logits, target, log_transition_t)};
   })[0];
 }
 
