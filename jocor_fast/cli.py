@@ -14,7 +14,7 @@ import re
 import shutil
 import sys
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
@@ -27,6 +27,7 @@ from .config import ConfigError, closest_option
 from .data import DataError
 from .engine.errors import RunError
 from .engine.processes import FailedElsewhere, launched_together, speaks
+from .report.screen import listed
 
 PROGRAM = "jocor-fast"
 COMMANDS: dict[str, ModuleType] = {
@@ -190,7 +191,7 @@ def _parsed(arguments: list[str]) -> argparse.Namespace:
     if unknown:
         raise ConfigError(_unknown_argument(unknown[0], parsed.command))
     if parsed.command is None:
-        raise ConfigError(f"a command is needed: {_listed(COMMANDS)}; {PROGRAM} --help says what they do")
+        raise ConfigError(f"a command is needed: {listed(COMMANDS, 'or')}; {PROGRAM} --help says what they do")
     return parsed
 
 
@@ -205,15 +206,11 @@ def _with_negative_values(arguments: list[str]) -> list[str]:
     return joined
 
 
-def _listed(names: Iterable[str]) -> str:
-    """ "train, plot or info"."""
-    *others, last = names
-    return f"{', '.join(others)} or {last}" if others else last
-
-
 def _unknown_command(name: str) -> str:
     meant = difflib.get_close_matches(name, COMMANDS, n=1)
-    return f"there is no command {name!r}; " + (f"did you mean {meant[0]}?" if meant else f"try {_listed(COMMANDS)}")
+    return f"there is no command {name!r}; " + (
+        f"did you mean {meant[0]}?" if meant else f"try {listed(COMMANDS, 'or')}"
+    )
 
 
 def _unknown_argument(argument: str, command: str | None) -> str:

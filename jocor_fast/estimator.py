@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -168,7 +169,7 @@ class JoCoRClassifier(ClassifierMixin, BaseEstimator):
         if ramp_epochs is None:
             steps = math.ceil(RAMP_STEPS / steps_per_epoch(samples, settings.batch_size, settings.recipe))
             ramp_epochs = min(max(LEAST_RAMP_EPOCHS, steps), settings.epochs // 2)
-        return TrainSettings(**values, seed=seed, ramp_epochs=ramp_epochs)
+        return replace(settings, ramp_epochs=ramp_epochs)
 
     def _build_network(self, shape: Sequence[int], num_classes: int) -> nn.Module:
         if callable(self.network):

@@ -67,10 +67,7 @@ PRESETS: Mapping[str, Preset] = {
     # T_k counts epochs of some 400 steps. The 1,437 digits at batch 128 have 11, the ramp is over after 110 steps,
     # before the networks have learnt what to select by, and JoCoR loses to Standard (77 against 84 %). At batch 32
     # the ramp has 440 steps and JoCoR wins (91 against 71 %).
-    "digits": Preset(
-        settings={"batch_size": 32},
-        reasons={"batch_size": "small data need small batches"},
-    ),
+    "digits": Preset({"batch_size": 32}, {"batch_size": "small data need small batches"}),
     # The paper, section 4.1. It leaves open τ, λ, the initial weights and the normalisation.
     "clothing1m": Preset(
         settings={"batch_size": 64, "epochs": 15, "ramp_epochs": 5, "lr": 8e-4, "lr_plan": "clothing1m"},
@@ -189,10 +186,10 @@ class Experiment:
         name: NAME.
         title: heads the table and the figure.
         dataset, noises, methods: the cells.
+        gigabytes: main memory that a run takes on the CPU.
         settings: options of `jocor-fast train` for every run; whatever is not named is the default of `train`.
         seeds: how many seeds a cell gets (seeds 1, 2 …).
         threads: CPU threads that a run can make use of.
-        gigabytes: main memory that a run takes on the CPU.
         gpu_runs: how many runs share a GPU. Perceptrons leave most of one idle, and while one run starts, evaluates or
             writes its files the others go on; what that gains is not measured. Convolutions fill a GPU.
         minutes: an upper bound of what the whole takes on two CPU cores, for the help text; None: a dry run tells.
@@ -209,10 +206,10 @@ class Experiment:
     dataset: str
     noises: tuple[Noise, ...]
     methods: tuple[str, ...]
-    settings: Mapping[str, Any]
-    seeds: int
-    threads: int
     gigabytes: float
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    seeds: int = 5
+    threads: int = 1
     gpu_runs: int = 1
     minutes: float | None = None
     co_lambdas: tuple[float, ...] = ()
@@ -283,8 +280,6 @@ _ALL = (
         dataset="mnist",
         noises=(*_SYMMETRIES, Noise("asymmetric", 0.4)),
         methods=_TABLE_METHODS,
-        settings={},
-        seeds=5,
         threads=1,  # two runs with a thread each are faster than one after the other with two
         gigabytes=1,
         gpu_runs=4,
@@ -295,9 +290,6 @@ _ALL = (
         dataset="cifar10",
         noises=(*_SYMMETRIES, Noise("asymmetric", 0.4)),
         methods=_TABLE_METHODS,
-        settings={},
-        seeds=5,
-        threads=1,
         gigabytes=3,
     ),
     Experiment(
@@ -306,9 +298,6 @@ _ALL = (
         dataset="cifar100",
         noises=(*_SYMMETRIES, Noise("asymmetric-published", 0.4)),
         methods=_TABLE_METHODS,
-        settings={},
-        seeds=5,
-        threads=1,
         gigabytes=3,
         notes=(
             "Asymmetry is asymmetric-published, the variant of the authors' code, with τ = rate/2 as there. Under it, "
@@ -323,7 +312,6 @@ _ALL = (
         noises=(Noise(REAL_NOISE, None),),
         methods=_TABLE_METHODS,
         settings={"forget_rate": 0.38},  # the rest is the preset's
-        seeds=5,
         threads=2,
         gigabytes=6,
         own_validation=True,
@@ -339,9 +327,6 @@ _ALL = (
         dataset="mnist",
         noises=_HALF,
         methods=("jocor", "joint-only", "coteaching", "standard-plus"),
-        settings={},
-        seeds=5,
-        threads=1,
         gigabytes=1,
         gpu_runs=4,
         folder="ablation",
@@ -353,9 +338,6 @@ _ALL = (
         dataset="mnist",
         noises=_HALF,
         methods=("jocor",),
-        settings={},
-        seeds=5,
-        threads=1,
         gigabytes=1,
         gpu_runs=4,
         co_lambdas=(0.05, 0.35, 0.65, 0.95),

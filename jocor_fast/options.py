@@ -202,7 +202,8 @@ _TABLE = (
     ),
     Option(
         "normalisation", _IMAGES, "choice", "NAME", "mean and standard deviation that pixels are normalised by",
-        default="imagenet", why="what torchvision's networks expect; the paper names none", choices=NORMALISATIONS,
+        default="imagenet", why="what torchvision's networks expect; the paper names none",
+        choices=tuple(NORMALISATIONS),
     ),
     Option(
         "loader", _IMAGES, "choice", "NAME", "what decodes and resizes the files",

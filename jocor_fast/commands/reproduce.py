@@ -28,7 +28,7 @@ from ..report.reproduction import (
     results_table,
     seeds_at_hand,
 )
-from ..report.screen import say, say_subjects
+from ..report.screen import listed, say, say_subjects
 from ..report.tables import csv_text
 from ..schedules import trained_epochs
 from ..whole_file import write_text
@@ -293,8 +293,7 @@ def _default_jobs(device: str, experiment: Experiment) -> int:
 
 
 def _print_heading(asked: Reproduction, console: Console) -> None:
-    names = list(dict.fromkeys(cell.title for cell in asked.chosen))
-    together = ", ".join(names[:-1]) + " and " + names[-1] if len(names) > 1 else names[0]
+    together = listed(dict.fromkeys(cell.title for cell in asked.chosen), "and")
     seeds = f"seeds 1 to {len(asked.seeds)}" if len(asked.seeds) > 1 else "seed 1"
     say(console, f"{asked.experiment.title}: {together}, {seeds}")
     for note in asked.experiment.notes:

@@ -16,9 +16,7 @@ from jocor_fast.data.dataset import DataError, Dataset
 from jocor_fast.data.image_set import ImageDataset
 from jocor_fast.data.labels import read_labels
 from jocor_fast.data.loaders import LOADERS, choose_loader
-from jocor_fast.data.preprocessing import NORMALISATIONS as _NORMALISATIONS
-
-NORMALISATIONS = tuple(_NORMALISATIONS)
+from jocor_fast.data.preprocessing import NORMALISATIONS
 
 __all__ = [
     "CLOTHING1M",

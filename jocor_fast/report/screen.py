@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -30,6 +30,12 @@ def say_subjects(console: Console, texts: Mapping[str, str], width: int = 9) -> 
     """Print a line a subject, the texts below each other."""
     for subject, text in texts.items():
         say(console, f"{subject:<{width}} {text}")
+
+
+def listed(names: Iterable[str], word: str) -> str:
+    """ "train, plot or info"."""
+    *others, last = names
+    return f"{', '.join(others)} {word} {last}" if others else last
 
 
 class TrainingProgress:
