@@ -52,7 +52,7 @@ def halves(path: Path) -> tuple[slice, slice]:
 
 def test_curves_draw_accuracy_above_precision(tmp_path: Path) -> None:
     path = tmp_path / "curves.png"
-    draw_curves([line(epoch, epoch / 20, 1 - epoch / 20) for epoch in range(1, 20)], path, title="a run")
+    draw_curves([line(epoch, epoch / 20, 1 - epoch / 20) for epoch in range(1, 20)], path)
     above, below = halves(path)
     assert pixels_of(path, BLUE, above) > 50
     assert pixels_of(path, BLUE, below) > 50

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 _ACCEPTED = "whole numbers or strings"
+_LABELS_NAMED = 10  # in a message
 
 
 class LabelError(ValueError):
@@ -92,7 +93,7 @@ def class_numbers(
     return values
 
 
-def number_classes(*label_sets: Any, name: str = "labels") -> tuple[list[np.ndarray], tuple[str, ...] | None]:
+def number_classes(*label_sets: Any) -> tuple[list[np.ndarray], tuple[str, ...] | None]:
     """Number the classes of a problem whose labels are all that is known of it.
 
     All sets together (training, validation, test) define the classes, so that one may be absent from some of them.
@@ -108,9 +109,9 @@ def number_classes(*label_sets: Any, name: str = "labels") -> tuple[list[np.ndar
     Raises:
         TypeError, ValueError: as for `label_values`; numbers in one set and strings in another are a TypeError.
     """
-    values = [label_values(labels, name) for labels in label_sets]
+    values = [label_values(labels) for labels in label_sets]
     if len({array.dtype.kind for array in values if array.size}) > 1:
-        raise TypeError(f"{name} must be all whole numbers or all strings, got both")
+        raise TypeError("labels must be all whole numbers or all strings, got both")
     classes = np.unique(np.concatenate([np.unique(array) for array in values if array.size] or [np.empty(0, np.int64)]))
     if classes.dtype.kind != "U" and np.array_equal(classes, np.arange(len(classes))):
         return values, None
@@ -172,6 +173,6 @@ def _looked_up(values: np.ndarray, label_table: Sequence[str], name: str) -> np.
     return mapped
 
 
-def _listed(labels: Sequence[str], most: int = 10) -> str:
-    shown = ", ".join(labels[:most])
-    return shown if len(labels) <= most else f"{shown}, … ({len(labels)} in all)"
+def _listed(labels: Sequence[str]) -> str:
+    shown = ", ".join(labels[:_LABELS_NAMED])
+    return shown if len(labels) <= _LABELS_NAMED else f"{shown}, … ({len(labels)} in all)"

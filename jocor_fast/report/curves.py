@@ -28,7 +28,7 @@ PANEL_INCHES = (4.2, 2.8)
 MARKER_EPOCHS = 3  # a line through so few points is hard to see without markers
 
 
-def draw_curves(metrics: Metrics, path: str | os.PathLike[str], title: str = "") -> None:
+def draw_curves(metrics: Metrics, path: str | os.PathLike[str]) -> None:
     """Draw one run: test accuracy (and validation accuracy where there is one) above, label precision below.
 
     A run of one epoch becomes a dot, a field without any value an empty panel that says "n/a".
@@ -36,7 +36,6 @@ def draw_curves(metrics: Metrics, path: str | os.PathLike[str], title: str = "")
     Args:
         metrics: a dict an epoch: epoch, test_accuracy, label_precision, val_accuracy (fractions, or None).
         path: the image to write; its ending gives the format.
-        title: heads the figure.
     """
     figure, axes = _panels(columns=1)
     for axis, (field, label) in zip(axes[:, 0], ROWS, strict=True):
@@ -45,7 +44,7 @@ def draw_curves(metrics: Metrics, path: str | os.PathLike[str], title: str = "")
             _draw_line(axis, [metrics], "val_accuracy", name="validation", color="C1", style="--")
             axis.legend(loc="lower right", fontsize="small")
         _finish(axis, label)
-    save_figure(figure, path, title)
+    save_figure(figure, path)
 
 
 def draw_comparison(

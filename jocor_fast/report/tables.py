@@ -19,14 +19,14 @@ from rich.text import Text
 NOT_AVAILABLE = "n/a"
 
 
-def percent(fraction: float | None, digits: int = 2) -> str:
+def percent(fraction: float | None) -> str:
     """A fraction as percent without the sign ("93.40"), "n/a" for None."""
-    return NOT_AVAILABLE if fraction is None else f"{100.0 * fraction:.{digits}f}"
+    return NOT_AVAILABLE if fraction is None else f"{100.0 * fraction:.2f}"
 
 
-def percent_with_std(mean: float | None, std: float | None, digits: int = 2) -> str:
+def percent_with_std(mean: float | None, std: float | None) -> str:
     """ "93.40 ± 0.21" from fractions; without the second half where there is no standard deviation."""
-    return percent(mean, digits) + (f" ± {percent(std, digits)}" if mean is not None and std is not None else "")
+    return percent(mean) + (f" ± {percent(std)}" if mean is not None and std is not None else "")
 
 
 def duration(seconds: float) -> str:
