@@ -31,7 +31,7 @@ JF_INLINE int64_t label_value(const LogitPair& pair, int64_t row) {
       return label_at<uint32_t>(pair, row);
     case LabelType::int32:
       return label_at<int32_t>(pair, row);
-    case LabelType::uint64:  // past int64 it turns negative, which is as invalid
+    case LabelType::uint64:  // past int64 it turns negative, which is as invalid, and no ignore_index
     case LabelType::int64:
       break;
   }
@@ -39,7 +39,8 @@ JF_INLINE int64_t label_value(const LogitPair& pair, int64_t row) {
 }
 
 JF_INLINE Label as_label(const LogitPair& pair, int64_t value) {
-  const bool ignored = pair.has_ignore_index && value == pair.ignore_index;
+  const bool past_int64 = value < 0 && pair.label_type == LabelType::uint64;
+  const bool ignored = pair.has_ignore_index && value == pair.ignore_index && !past_int64;
   return {value, ignored, !ignored && value >= 0 && value < pair.classes};
 }
 

@@ -8,6 +8,7 @@
 
 #include <atomic>
 #include <limits>
+#include <string>
 
 #include "arguments.h"
 #include "joint_loss.h"
@@ -24,9 +25,12 @@ namespace {
 // --- the three steps, on whatever device ----------------------------------------------------------------------------
 
 void check_labels_are_valid(int64_t first_bad_row, const Tensor& target, int64_t classes) {
-  TORCH_CHECK_VALUE(first_bad_row == cpu::kNoBadLabel, "target[", first_bad_row, "] is ",
-                    target[first_bad_row].item().toLong(), "; a label in [0, ", classes,
-                    ") or ignore_index is accepted");
+  if (first_bad_row == cpu::kNoBadLabel) return;
+  const at::Scalar label = target[first_bad_row].item();
+  const bool is_signed = c10::isSignedType(target.scalar_type());
+  TORCH_CHECK_VALUE(false, "target[", first_bad_row, "] is ",
+                    is_signed ? std::to_string(label.to<int64_t>()) : std::to_string(label.to<uint64_t>()),
+                    "; a label in [0, ", classes, ") or ignore_index is accepted");
 }
 
 #ifdef JOCOR_FAST_CUDA

@@ -212,7 +212,9 @@ def _joint_loss(
     _check_target(target, logits1)
     labels = target.long()
     eligible = torch.ones_like(labels, dtype=torch.bool) if ignore_index is None else labels != ignore_index
-    valid = _check_labels(labels, logits1, eligible)
+    if target.dtype == torch.uint64:  # past int64 a label turns negative: it is invalid, and no ignore_index
+        eligible = eligible | (labels < 0)
+    valid = _check_labels(target, logits1, eligible)
     losses: Tensor = _JointLoss.apply(logits1, logits2, target, valid, co_lambda)
     # Where the host is not to wait for the device, an invalid label is a loss that is never selected.
     return torch.where(eligible & ~valid, torch.nan, losses), eligible
@@ -305,7 +307,7 @@ def _check_labels(target: Tensor, logits: Tensor, eligible: Tensor) -> Tensor:
     valid = eligible & (labels >= 0) & (labels < classes)
     if labels.device.type == "cpu" and not torch.equal(valid, eligible):
         row = int((eligible & ~valid).nonzero()[0])
-        raise ValueError(f"target[{row}] is {labels[row]}; a label in [0, {classes}) or ignore_index is accepted")
+        raise ValueError(f"target[{row}] is {target[row]}; a label in [0, {classes}) or ignore_index is accepted")
     return valid
 
 
