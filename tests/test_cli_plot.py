@@ -53,6 +53,14 @@ def test_runs_that_differ_in_seeds_alone_are_one_line_and_others_are_named_by_wh
     assert lines_of("all/jocor1", "all/jocor2") == {"digits, Symmetry-50%": {"JoCoR": 2}}
 
 
+def test_a_run_that_is_named_twice_is_drawn_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for seed in (1, 2):
+        write_run(f"all/jocor{seed}", {**HALF, "seed": seed})
+    Path("link").symlink_to("all/jocor2")
+    assert main(["plot", "all", "all/jocor1", str(tmp_path / "all"), "link"]) == 0
+    assert capsys.readouterr().out.startswith("2 runs ")
+
+
 def test_the_first_stage_of_a_run_is_no_run_of_its_own() -> None:
     write_run("all/corrected", {**HALF, "method": "f-correction"})
     write_run("all/corrected/first-stage", {"method": "standard", "seed": 0})

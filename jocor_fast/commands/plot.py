@@ -41,7 +41,8 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     """Draw the figures, or a ConfigError or RunError."""
     if not arguments.runs:
         raise ConfigError("plot takes the folders of runs, got none")
-    runs = [found for folder in map(Path, arguments.runs) for found in _runs(folder)]
+    found = [run for folder in map(Path, arguments.runs) for run in _runs(folder)]
+    runs = list({run.folder.resolve(): run for run in found}.values())  # "runs runs/*" names each of them twice
     output = Path(arguments.output)
     output.mkdir(parents=True, exist_ok=True)
     from ..report.curves import draw_comparison  # matplotlib takes half a second to import
