@@ -28,6 +28,7 @@ def load_folder(folder: Path, name: str) -> ImageDataset:
         DataError: there are no class folders, or no images in them, or a class that is only tested on.
     """
     with reading(folder, "a folder of images"):
+        folder.stat()  # one that is absent is said to be
         parts = {part: _class_folders(folder, folder / part) for part in ("val", "test")}
         parts["train"] = _class_folders(folder, folder / "train")
         if not parts["train"]:
