@@ -344,6 +344,23 @@ def test_other_settings_end_in_a_sentence_that_names_them(finished: bool, tmp_pa
     assert contents(tmp_path) == before
 
 
+@pytest.mark.parametrize("finished", [False, True])
+def test_other_networks_end_in_a_sentence_that_names_a_layer(finished: bool, tmp_path: Path) -> None:
+    if finished:
+        train("separate", tmp_path)
+    else:
+        with pytest.raises(Killed):
+            train("separate", tmp_path, on_epoch=killed_after(2))
+    before = contents(tmp_path)
+    deeper = tuple(nn.Sequential(*small_tanh()[:3], nn.Linear(16, 16), nn.Linear(16, 4)) for _ in range(2))
+    weights = parameters(deeper)
+    changes = KINDS["separate"][2]
+    with pytest.raises(RunError, match=r"other networks: 3\.weight of network 1 \(then \(4, 16\), now \(16, 16\)\)$"):
+        fit(settings(**changes), deeper, blobs(70), output=tmp_path, resume=True)
+    assert same_bits(parameters(deeper), weights)  # modules that were handed in are not overwritten in part
+    assert contents(tmp_path) == before
+
+
 def test_a_run_from_before_a_setting_existed_goes_on_where_that_has_its_default(tmp_path: Path) -> None:
     def interrupted(folder: Path, **options: object) -> None:
         with pytest.raises(Killed):

@@ -162,8 +162,9 @@ def test_a_function_is_called_once_a_network_under_the_seed() -> None:
         lambda inputs, labels: (inputs, labels.astype(np.float64)),
         lambda inputs, labels: (inputs[::-1][::-1], torch.from_numpy(labels).to(torch.int16)),
         lambda inputs, labels: ((inputs.astype(np.float32) * np.float32(1 / 255)).tolist(), labels),
+        lambda inputs, labels: ((inputs.astype(np.float32) * np.float32(1 / 255)).astype(">f4"), labels.astype(">i4")),
     ],
-    ids=["tensors", "(N, 1)", "list", "uint8", "whole floats", "negative strides", "nested lists"],
+    ids=["tensors", "(N, 1)", "list", "uint8", "whole floats", "negative strides", "nested lists", "big-endian"],
 )
 def test_arrays_of_every_kind_train_alike(convert: Any) -> None:
     inputs, labels, _ = arrays()
@@ -237,6 +238,18 @@ def test_what_a_config_of_a_call_says(tmp_path: Path) -> None:
     assert (config["sources"]["epochs"], config["sources"]["lr"]) == ("flag", "default")
 
 
+class AuxiliaryHead(nn.Module):
+    """Gives a pair in training mode, as torchvision's Inception and GoogLeNet do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head, self.auxiliary = nn.Linear(6, CLASSES), nn.Linear(6, CLASSES)
+
+    def forward(self, inputs: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+        logits: Tensor = self.head(inputs)
+        return (logits, self.auxiliary(inputs)) if self.training else logits
+
+
 WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"train_data": np.zeros((3, 6))}, TypeError, r"train_data must be a pair \(inputs, labels\), got ndarray"),
     (
@@ -247,12 +260,21 @@ WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"train_data": (np.array([["a"]]), [0])}, TypeError, "train_data: inputs must be numbers, got <U1"),
     ({"train_data": (np.zeros((2, 6), bool), [0, 1])}, TypeError, "train_data: inputs must be uint8, floating"),
     ({"train_data": (np.zeros((0, 6)), [])}, ValueError, "train_data: inputs must be of shape .* at least one sample"),
-    ({"train_data": (np.zeros((2, 6)), [0.5, 1])}, ValueError, "train_data"),
+    ({"train_data": (np.zeros((2, 6)), [0.5, 1])}, ValueError, "train_data: labels must be whole numbers"),
+    (
+        {"train_data": (np.zeros((4, 6)), np.eye(4))},
+        ValueError,
+        r"train_data: labels must have shape \(N,\) or \(N, 1\)",
+    ),
+    ({"train_data": (torch.eye(6).to_sparse(), [0] * 6)}, TypeError, "train_data: inputs must be a dense tensor"),
     ({"test_data": (np.zeros((2, 6)), [0, 1], 3)}, TypeError, "test_data must be a pair"),
     ({"test_data": (np.zeros((2, 5)), [0, 1])}, ValueError, "networks do not take the test inputs"),
     ({"clean_labels": [0, 1]}, ValueError, "clean_labels must have one label for each of its 70 inputs, got 2"),
     ({"networks": small_mlp()}, ValueError, "networks: method 'jocor' trains two networks, got 1"),
     ({"networks": "mlp"}, TypeError, "networks must be"),
+    ({"networks": lambda: nn.LazyLinear(CLASSES)}, ValueError, "networks must have values in all .* weight has none"),
+    ({"networks": lambda: nn.Linear(6, CLASSES, device="meta")}, ValueError, "networks must have values in all"),
+    ({"networks": AuxiliaryHead}, TypeError, "networks must give logits .* in training mode .* got tuple"),
     ({"method": "standard", "networks": (small_mlp(), small_mlp())}, ValueError, "trains one network, got 2"),
     ({"forget_rate": 1.0}, ValueError, "forget_rate"),
     ({"precision": "float8"}, ValueError, "precision must be one of"),
@@ -274,6 +296,23 @@ def test_more_classes_than_outputs_are_an_error() -> None:
         pytest.raises(ValueError, match="must lie in 0 … 3, as the networks have 4 outputs"),
     ):
         jf.train(small_mlp, (inputs, np.arange(70) % (CLASSES + 1) + 1), **QUICK)
+
+
+@pytest.mark.parametrize(
+    "mode",
+    [torch.no_grad, torch.inference_mode, lambda: torch.autocast("cpu", torch.bfloat16)],
+    ids=["no_grad", "inference_mode", "autocast"],
+)
+@pytest.mark.parametrize(
+    ("network", "precision"), [(small_mlp, "float32"), (small_tanh, "float32"), (small_tanh, "bfloat16")]
+)
+def test_the_mode_that_the_caller_is_in_changes_nothing(mode: Any, network: Any, precision: str) -> None:
+    inputs, labels, _ = arrays()
+    expected = jf.train(network, (inputs, labels), precision=precision, **QUICK)
+    with mode():
+        run = jf.train(network, (inputs, labels), precision=precision, **QUICK)
+        assert torch.is_grad_enabled() == (mode not in (torch.no_grad, torch.inference_mode))
+    assert without_timings(run.metrics) == without_timings(expected.metrics)
 
 
 def test_the_forget_rate_must_be_given() -> None:

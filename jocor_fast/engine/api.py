@@ -143,7 +143,8 @@ def _inputs(name: str, pair: Any) -> Tensor:
         array = np.asarray(inputs)
         if array.dtype.kind not in "biuf":
             raise TypeError(f"{name}: inputs must be numbers, got {array.dtype}")
-        inputs = torch.from_numpy(np.require(array, requirements=["C", "W"]))
+        native = array.astype(array.dtype.newbyteorder("="), copy=False)  # torch takes no other order of bytes
+        inputs = torch.from_numpy(np.require(native, requirements=["C", "W"]))
     check_inputs(f"{name}: inputs", inputs)
     return inputs.detach()
 
@@ -155,7 +156,10 @@ def _class_numbers(
 
     Numbers that the networks have outputs for are class numbers, whether or not each of them occurs.
     """
-    values = {name: label_values(labels, name) for name, labels in given.items()}
+    values = {
+        name: label_values(labels, name if name == "clean_labels" else f"{name}: labels")
+        for name, labels in given.items()
+    }
     numbered, table = number_classes(*values.values())
     if table is not None and all(array.dtype.kind == "i" and array.min(initial=0) >= 0 for array in values.values()):
         highest = max(int(array.max(initial=0)) for array in values.values())

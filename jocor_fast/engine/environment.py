@@ -55,6 +55,18 @@ def seeded_generators(seed: int, device: torch.device) -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def own_modes(device: torch.device) -> Iterator[None]:
+    """Gradients, and no precision but the run's, whatever no_grad, inference_mode or autocast the caller is in.
+
+    Autocast keeps the weights that it has cast until the outermost context is left: without the cache, or steps within
+    one would compute with the weights of the first.
+    """
+    autocast = torch.autocast(device.type, enabled=False, cache_enabled=False)
+    with torch.inference_mode(False), torch.enable_grad(), autocast:
+        yield
+
+
 def seed_beside_first(seed: int, rank: int, device: torch.device) -> None:
     """Give process `rank` ≥ 1 of a run dropout masks of its own: torch's generators, seeded by NumPy's SeedSequence."""
     (word,) = np.random.SeedSequence([seed, 3, rank]).generate_state(1, np.uint64)

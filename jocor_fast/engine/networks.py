@@ -10,6 +10,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parameter import is_lazy
 
 NetworkSource = nn.Module | Sequence[nn.Module] | Callable[[], nn.Module]
 
@@ -147,7 +148,8 @@ def build_networks(source: NetworkSource, count: int, method: str, device: torch
         method: its name, for messages.
 
     Raises:
-        TypeError, ValueError: the source is something else, or holds another number of networks.
+        TypeError, ValueError: the source is something else, or holds another number of networks, or parameters without
+            values.
     """
     if isinstance(source, nn.Module):
         networks: tuple[nn.Module, ...] = (source,)
@@ -162,6 +164,12 @@ def build_networks(source: NetworkSource, count: int, method: str, device: torch
     for network in networks:
         if not isinstance(network, nn.Module):
             raise TypeError(f"networks must be of torch.nn.Module, got {type(network).__name__}")
+        for name, parameter in network.named_parameters():
+            if is_lazy(parameter) or parameter.is_meta:
+                raise ValueError(
+                    f"networks must have values in all parameters, and {name} has none: pass a sample through a "
+                    "network with lazy layers, and build none on the device 'meta'"
+                )
     if len(networks) != count:
         wanted = "one network" if count == 1 else "two networks"
         raise ValueError(

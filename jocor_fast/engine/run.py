@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from jocor_fast import arguments
-from jocor_fast.engine.environment import resolve_device, seed_beside_first, seeded_generators
+from jocor_fast.engine.environment import own_modes, resolve_device, seed_beside_first, seeded_generators
 from jocor_fast.engine.first_stage import first_stage_settings
 from jocor_fast.engine.networks import NetworkSource, build_networks
 from jocor_fast.engine.processes import ALONE, Processes
@@ -107,7 +107,7 @@ def fit(
             on_epoch=on_epoch,
             on_step=on_step,
         )
-    with seeded_generators(settings.seed, device):
+    with own_modes(device), seeded_generators(settings.seed, device):
         count = METHODS[settings.method].num_networks
         modules = build_networks(networks, count, settings.method, device)
         if not processes.first:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -209,6 +209,12 @@ class Session:
         ]
         if different:
             raise RunError(f"resume: {folder.path} holds a run of other settings: {', '.join(different)}")
+        then = _shapes(checkpoint["training"]["networks"])
+        now = _shapes([network.state_dict() for network in self.trainer.networks])
+        for name in {**then, **now}:
+            if then.get(name) != now.get(name):
+                first = f"{name} (then {then.get(name, 'absent')}, now {now.get(name, 'absent')})"
+                raise RunError(f"resume: {folder.path} holds a run of other networks: {first}")
         return checkpoint, read_summary(folder.path)
 
     def _is_default(self, name: str) -> bool:
@@ -323,3 +329,13 @@ class Session:
         if self.first_stage is not None:
             summary["transition"] = None if self.transition is None else self.transition.tolist()
         return summary
+
+
+def _shapes(networks: Sequence[Mapping[str, Any]]) -> dict[str, tuple[int, ...]]:
+    """The shape of each tensor in the state_dicts of networks."""
+    return {
+        f"{name} of network {number}": tuple(value.shape)
+        for number, weights in enumerate(networks, start=1)
+        for name, value in weights.items()
+        if isinstance(value, Tensor)
+    }

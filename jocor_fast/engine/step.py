@@ -71,6 +71,9 @@ class TrainingStep:
         inputs = self.source.network_input(stored)
         with self.autocast():
             logits = self.group.logits(inputs)
+        others = [type(output).__name__ for output in logits if not isinstance(output, Tensor)]
+        if others:
+            raise TypeError(f"networks must give logits [B, C] in training mode as in evaluation mode, got {others[0]}")
         outcome = self._loss(logits, labels, rates.keep)
         skip = None if outcome.skip is None else self.processes.least(outcome.skip)
         if self.loss_scale is None:
