@@ -12,6 +12,7 @@ from __future__ import annotations
 import numbers
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -120,11 +121,13 @@ def check_rounding(rounding: str) -> str:
     raise error(f"rounding must be 'ceil' or 'floor', got {rounding!r}")
 
 
-def check_switch(name: str, value: bool) -> bool:
-    """A bool, and nothing that merely counts as one."""
-    if type(value) is not bool:
+def check_switch(name: str, value: Any) -> bool:
+    """A bool, Python's or NumPy's, and nothing that merely counts as one."""
+    if type(value) is bool:
+        return value
+    if not isinstance(value, np.bool_):
         raise TypeError(f"{name} must be a bool, got {type(value).__name__}")
-    return value
+    return bool(value)
 
 
 def as_real(name: str, value: Any) -> Any:

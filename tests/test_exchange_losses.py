@@ -343,6 +343,16 @@ def test_rates_and_numbers_are_read_from_tensors(loss, device):
 
 
 @everywhere
+def test_a_numpy_bool_is_a_bool(loss, device):
+    """As `epoch >= warm_up` is, where the epoch is NumPy's."""
+    z1, z2, target = random_logits(6, 3, device=device)
+    for disagreement in (False, True):
+        out = loss.coteaching_loss(z1, z2, target, num_keep=1, disagreement=disagreement)
+        same = loss.coteaching_loss(z1, z2, target, num_keep=1, disagreement=np.bool_(disagreement))
+        assert torch.equal(out.loss, same.loss)
+
+
+@everywhere
 @pytest.mark.parametrize(
     ("settings", "error", "match"),
     [

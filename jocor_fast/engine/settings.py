@@ -100,7 +100,7 @@ class TrainSettings:
         self._set("decay_start", arguments.at_least("decay_start", self.decay_start, 0))
         self._set("device", _device_name(self.device))
         for name in ("no_graph", "compile"):
-            arguments.check_switch(name, getattr(self, name))
+            self._set(name, arguments.check_switch(name, getattr(self, name)))
 
     def as_dict(self) -> dict[str, str | int | float]:
         """Return {name: value} as config.json and the checkpoints hold it."""
