@@ -33,25 +33,21 @@ __device__ __forceinline__ Real minus_infinity() {
   return minus_infinity(Real{});
 }
 
-// exp2f(x log2 e) costs two instructions; near 0 it is as good as expf, and where the rounding of the product shows (at
-// 1e-30 in the sixth digit) the result adds nothing to a loss or a gradient.
-__device__ __forceinline__ float exponential(float x) { return exp2f(x * 1.44269504f); }
-__device__ __forceinline__ double exponential(double x) { return exp(x); }
-// The same, but 0 below 2^-126, the smallest normal float32: two instructions where the other, which scales its
-// argument for such powers and its result back, has five. For sums that hold a 1, to which they add nothing, and for
-// gradients, where they are factors of what is at most some 1e-34. A loss keeps them: times an infinite log-ratio they
-// count.
-__device__ __forceinline__ float normal_exponential(float x) {
+// exp(x) for x <= 0, as 2^(x log2 e): near 0 it is as good as expf, and where the rounding of the product shows (at
+// 1e-30 in the sixth digit) the result adds nothing to a loss or a gradient. Results under the smallest normal number
+// are 0, as the CPU's may be (simd.h): exp2f, which scales its argument for them and its result back, takes three
+// instructions more.
+__device__ __forceinline__ float exponential(float x) {
 #ifdef __CUDACC__
   float power;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(x * 1.44269504f));
   return power;
 #else
-  const float power = exponential(x);
+  const float power = exp2f(x * 1.44269504f);
   return power < 0x1p-126f ? 0.0f : power;
 #endif
 }
-__device__ __forceinline__ double normal_exponential(double x) { return exp(x); }
+__device__ __forceinline__ double exponential(double x) { return exp(x); }
 __device__ __forceinline__ float logarithm(float x) { return logf(x); }
 __device__ __forceinline__ double logarithm(double x) { return log(x); }
 __device__ __forceinline__ float larger(float a, float b) { return fmaxf(a, b); }    // a NaN is dropped: the sum of

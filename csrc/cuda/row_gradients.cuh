@@ -88,7 +88,7 @@ __device__ __forceinline__ void write_gradients(const RowTask<Logit>& task, int6
     // the maximum leaves first: lse, as large as the logits, would take digits along
     const Real log_p = (values1[i] - max1) - task.statistics.log_sum1;
     const Real log_q = (values2[i] - max2) - task.statistics.log_sum2;
-    const Real p = normal_exponential(log_p), q = normal_exponential(log_q);
+    const Real p = exponential(log_p), q = exponential(log_q);
     const Real label_part = column + i == task.label ? label_gradient(task.weights) : Real(0);
     if (task.weights.agreement != 0) {
       const Real delta = finite_log_ratio(log_p, log_q);

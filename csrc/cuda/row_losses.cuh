@@ -24,13 +24,9 @@ struct RowLoss {
   bool predictions_differ;
 };
 
-// Adds one class's shares of KL(p || q), KL(q || p) and their sum; `shifted` is its logit less the row's maximum,
-// `scale` what makes exponentials of such numbers probabilities.
+// Adds one class's shares of KL(p || q), KL(q || p) and their sum; delta = log p - log q.
 template <class Real>
-__device__ __forceinline__ void add_divergences(Real shifted1, Real shifted2, Real scale1, Real scale2,
-                                                Real log_sum_difference, Real (&kl)[3]) {
-  const Real p = exponential(shifted1) * scale1, q = exponential(shifted2) * scale2;
-  const Real delta = (shifted1 - shifted2) - log_sum_difference;
+__device__ __forceinline__ void add_divergences(Real p, Real q, Real delta, Real (&kl)[3]) {
   kl[0] += kl12_term(p, delta);
   kl[1] += kl21_term(q, delta);
   kl[2] += symmetric_kl_term(p, q, delta);
@@ -99,13 +95,14 @@ __device__ __forceinline__ RowLoss<RealOf<Logit>> row_loss_in_registers(const Lo
                              prediction<lanes, columns, N>(values2, row.max2, lane);
   }
 
-  Real sum1 = 0, sum2 = 0;
+  // From here on a class is three numbers, of which its divergences are made: two powers and the logits' difference.
+  Real sum1 = 0, sum2 = 0, differences[columns];
 #pragma unroll
   for (int i = 0; i < columns; ++i) {
-    values1[i] -= row.max1;
-    values2[i] -= row.max2;
-    sum1 += exponential(values1[i]);  // which stay in registers for the divergences
-    sum2 += exponential(values2[i]);
+    const Real shifted1 = values1[i] - row.max1, shifted2 = values2[i] - row.max2;
+    differences[i] = shifted1 - shifted2;
+    sum1 += values1[i] = exponential(shifted1);
+    sum2 += values2[i] = exponential(shifted2);
   }
   sum1 = reduce_lanes<lanes>(sum1, Sum{});
   sum2 = reduce_lanes<lanes>(sum2, Sum{});
@@ -118,7 +115,7 @@ __device__ __forceinline__ RowLoss<RealOf<Logit>> row_loss_in_registers(const Lo
   Real kl[3] = {};
 #pragma unroll
   for (int i = 0; i < columns; ++i) {
-    add_divergences(values1[i], values2[i], scale1, scale2, log_sum_difference, kl);
+    add_divergences(values1[i] * scale1, values2[i] * scale2, differences[i] - log_sum_difference, kl);
   }
   row.kl12 = reduce_lanes<lanes>(kl[0], Sum{});
   row.kl21 = reduce_lanes<lanes>(kl[1], Sum{});
@@ -143,8 +140,13 @@ __device__ __forceinline__ void rows_of_block(const RowParams& params, int64_t f
   if (lane == 0 && row < pair.rows) write_row(params, row, as_label(pair, label), z1, z2, result);
 }
 
+// Blocks of a multiprocessor at once, at least: 4 of 128 threads leave each 128 registers, which float32 fills. Half
+// precision, whose logits arrive packed and are widened when all have come, would spill.
+template <class Logit>
+constexpr int kLossBlocks = sizeof(Logit) == 4 ? 4 : 1;
+
 template <class Logit, int mapping_index, int N>
-__global__ void __launch_bounds__(kRowMappings[mapping_index].threads)
+__global__ void __launch_bounds__(kRowMappings[mapping_index].threads, kLossBlocks<Logit>)
     row_losses_in_registers(const __grid_constant__ RowParams params) {
   allow_next_kernel();
   const int64_t rows_per_block = blockDim.x / kRowMappings[mapping_index].lanes;
@@ -169,7 +171,7 @@ struct RunningSum {
   __device__ __forceinline__ void add(const Real (&values)[N]) {
     rescale(larger(max, largest(values)));
 #pragma unroll
-    for (int i = 0; i < N; ++i) sum += normal_exponential(values[i] - origin(max));
+    for (int i = 0; i < N; ++i) sum += exponential(values[i] - origin(max));
   }
 
   __device__ __forceinline__ void rescale(Real new_max) {
@@ -231,7 +233,9 @@ __device__ __forceinline__ RowLoss<RealOf<Logit>> row_loss_of_block(const Logit*
   for_each_vector<N>(z1, z2, classes, [&](int64_t, const Real(&values1)[N], const Real(&values2)[N]) {
 #pragma unroll
     for (int i = 0; i < N; ++i) {
-      add_divergences(values1[i] - row.max1, values2[i] - row.max2, scale1, scale2, log_sum_difference, kl);
+      const Real shifted1 = values1[i] - row.max1, shifted2 = values2[i] - row.max2;
+      add_divergences(exponential(shifted1) * scale1, exponential(shifted2) * scale2,
+                      (shifted1 - shifted2) - log_sum_difference, kl);
     }
   });
   reduce_block(kl, Real(0), Sum{}, scratch.sums);
