@@ -253,11 +253,10 @@ void check_selection_alone(int64_t rows) {
   expect(counts.from_device() == counts.host, "the counts differ from the CPU's", where);
 }
 
-// Of the smallest batch that a cluster selects from; of the smallest whose keys are more than the shared memory of its
-// eight blocks holds. (On a device without clusters both are selected by one block.)
-constexpr int64_t kClusterRows = 8192 + 1;
+// More keys than one block holds in shared memory, or eight blocks; above 8,192 rows a cluster of eight selects, where
+// the device has clusters.
 template <class Real>
-constexpr int64_t kUncachedRows = 8 * 32768 / sizeof(Real) + 1;
+constexpr int64_t kUncachedRows = 32768 / sizeof(Real) + 8;
 
 // Every line of the mapping table and the looping kernel, at each vector width.
 template <class Logit>
@@ -287,10 +286,10 @@ int main(int argc, char** argv) {
   if (wanted("bfloat16")) check_type<__nv_bfloat16>();
   if (wanted("float16")) check_type<__half>();
   if (wanted("float64")) check_type<double>();
-  if (wanted("float32 losses")) check_selection_alone<float>(kClusterRows);
-  if (wanted("float64 losses")) check_selection_alone<double>(kClusterRows);
-  if (wanted("many float32 losses")) check_selection_alone<float>(kUncachedRows<float>);
-  if (wanted("many float64 losses")) check_selection_alone<double>(kUncachedRows<double>);
+  if (wanted("float32 losses")) check_selection_alone<float>(kUncachedRows<float>);
+  if (wanted("float64 losses")) check_selection_alone<double>(kUncachedRows<double>);
+  if (wanted("many float32 losses")) check_selection_alone<float>(8 * kUncachedRows<float>);
+  if (wanted("many float64 losses")) check_selection_alone<double>(8 * kUncachedRows<double>);
   std::printf(failures == 0 ? "every kernel agrees with the CPU's\n" : "%d failures\n", failures);
   return failures == 0 ? 0 : 1;
 }
