@@ -61,6 +61,7 @@ class Preset:
 _WARM_UP = "the warm-up of Co-teaching+ in the paper's experiments"
 
 # MNIST, CIFAR-10 and CIFAR-100 are trained with the general defaults: batch 128, 200 epochs, T_k 10, Adam 1e-3.
+_PAPER_EPOCHS = 200  # but for data sets whose preset says otherwise
 PRESETS: Mapping[str, Preset] = {
     "cifar10": Preset(settings={"warmup_epochs": 20}, reasons={"warmup_epochs": _WARM_UP}),
     "cifar100": Preset(settings={"warmup_epochs": 5}, reasons={"warmup_epochs": _WARM_UP}),
@@ -143,6 +144,13 @@ class Cell:
         """The same for people: "JoCoR", "JoCoR λ = 0.05"."""
         method = METHOD_TITLES[self.method]
         return method if self.compared_lambda is None else f"{method} λ = {self.compared_lambda:g}"
+
+    @property
+    def is_as_long_as_the_papers(self) -> bool:
+        """Whether its runs have as many epochs as the paper's, whose figures they can be held to."""
+        preset = PRESETS.get(self.dataset, Preset()).settings
+        epochs = preset.get("epochs", _PAPER_EPOCHS)
+        return bool(self.settings.get("epochs", epochs) == epochs)
 
     def run_folder(self, seed: int) -> str:
         """Where a run of the cell lies below the experiment's output.

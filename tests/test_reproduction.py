@@ -108,6 +108,19 @@ def test_a_cell_is_met_from_a_point_or_two_deviations_below(
     assert table_rows([read_cell(tmp_path, cell, (1,))])[1][-2] == target
 
 
+@pytest.mark.parametrize(("dataset", "epochs", "held"), [
+    ("mnist", 3, False), ("mnist", 200, True), ("clothing1m", 3, False), ("clothing1m", 15, True),
+])  # fmt: skip
+def test_runs_of_another_length_than_the_papers_are_not_held_to_its_figures(
+    dataset: str, epochs: int, held: bool, tmp_path: Path
+) -> None:
+    (cell,) = EXPERIMENTS[dataset].cells(("jocor",), EXPERIMENTS[dataset].noises[:1], epochs=epochs)
+    write_accuracies(tmp_path, cell, [0.2])
+    result = read_cell(tmp_path, cell, (1,))
+    assert table_rows([result])[1][-2] == ("missed" if held else "")
+    assert ("Target: none" in results_table([result], "T").markdown()) != held
+
+
 def test_on_a_terminal_of_80_columns_every_figure_is_whole(tmp_path: Path) -> None:
     cells = EXPERIMENTS["mnist"].cells()
     write_accuracies(tmp_path, cells[0], [0.96, 0.98])
