@@ -8,8 +8,8 @@ coteaching-plus --seed 1 --recipe published`.
 
     python benchmarks/softmax_before_loss.py [--noise-rate 0.2] [--seed 1] [--work FOLDER]
 
-Writes config.json, metrics.jsonl and summary.json into benchmarks/results/mnist-coteaching-plus-softmax. Stopped, it
-goes on where it was.
+Writes config.json, metrics.jsonl and summary.json into benchmarks/results/mnist-coteaching-plus-softmax, a folder for
+each noise rate. Stopped, it goes on where it was.
 """
 
 from __future__ import annotations
@@ -50,9 +50,10 @@ def main() -> None:
         output=arguments.work,
         resume=True,
     )
-    RESULTS.mkdir(parents=True, exist_ok=True)
+    results = RESULTS / f"symmetric-{arguments.noise_rate:g}"
+    results.mkdir(parents=True, exist_ok=True)
     for name in KEPT_FILES:
-        shutil.copyfile(arguments.work / name, RESULTS / name)
+        shutil.copyfile(arguments.work / name, results / name)
     print(f"test accuracy {100 * run.summary['last_10_mean']['test_accuracy']:.2f} % over the last ten epochs")
 
 

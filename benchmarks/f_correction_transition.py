@@ -1,0 +1,122 @@
+"""How F-correction on MNIST depends on its estimate of the transition matrix T.
+
+`jocor-fast train --method f-correction` estimates T by a Standard network that was trained as long as the run itself.
+On MNIST 200 epochs are enough to learn the wrong labels by heart: what such a network predicts of an image of class i
+is its label, not how class i is labelled, and T comes out near the identity, with which F-correction is plain training.
+Here the same loss is given the true T, and estimates from first stages of fewer epochs.
+
+    python benchmarks/f_correction_transition.py [--noise-rate 0.5] [--first-stages 5,20] [--seed 1]
+
+Writes benchmarks/results/f-correction-transition/symmetric-RATE.json and .md, a line as soon as it is known; what is
+there already is not run again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+import jocor_fast as jf
+from jocor_fast.data import Dataset, load_dataset
+from jocor_fast.models import mlp
+from jocor_fast.report.tables import TextTable
+from jocor_fast.transition_estimate import anchor_percentile, estimate_transition
+
+RESULTS = Path(__file__).parent / "results" / "f-correction-transition"
+EPOCHS, BATCH, LR, LAST_EPOCHS = 200, 128, 1e-3, 10
+TRUE = "the true T"
+
+
+def estimated(data: Dataset, labels: np.ndarray, epochs: int, seed: int) -> np.ndarray:
+    """T by a Standard network of this many epochs."""
+    run = jf.train(
+        lambda: mlp(784, data.num_classes),
+        (data.train_inputs, labels),
+        method="standard",
+        forget_rate=0.0,
+        epochs=epochs,
+        seed=1000 + seed,
+    )
+    with torch.no_grad():
+        probabilities = run.networks[0](scaled(data.train_inputs)).double().softmax(1).numpy()
+    return estimate_transition(probabilities, anchor_percentile(data.num_classes))
+
+
+def scaled(images: np.ndarray) -> Tensor:
+    return torch.from_numpy(images).float().div_(255)
+
+
+def accuracy(data: Dataset, labels: np.ndarray, transition: np.ndarray, seed: int) -> float:
+    """Test accuracy, the mean over the last ten epochs, of a network trained with this T by recipe `paper`."""
+    assert data.test_inputs is not None
+    assert data.test_labels is not None
+    torch.manual_seed(seed)
+    network = mlp(784, data.num_classes)
+    optimizer = torch.optim.Adam(network.parameters(), lr=LR)
+    inputs, targets, matrix = scaled(data.train_inputs), torch.from_numpy(labels), torch.from_numpy(transition)
+    test_inputs, test_labels = scaled(data.test_inputs), torch.from_numpy(data.test_labels)
+    accuracies = []
+    for epoch in range(1, EPOCHS + 1):
+        for group in optimizer.param_groups:
+            group["lr"] = LR * jf.schedules.lr_factor(epoch, epochs=EPOCHS)
+        for rows in torch.randperm(len(targets)).split(BATCH):
+            if len(rows) < BATCH:
+                continue  # whole batches alone, as in `jocor-fast train`
+            loss = jf.forward_corrected_loss(network(inputs[rows]), targets[rows], matrix)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        if epoch > EPOCHS - LAST_EPOCHS:
+            with torch.no_grad():
+                accuracies.append((network(test_inputs).argmax(1) == test_labels).float().mean().item())
+    return float(np.mean(accuracies))
+
+
+def write(results: dict[str, Any], rate: float) -> None:
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    (RESULTS / f"symmetric-{rate:g}.json").write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+    rows = [
+        (source, f"{np.mean(found['diagonal']):.3f}", f"{100 * found['test_accuracy']:.2f}")
+        for source, found in results.items()
+    ]
+    table = TextTable(("T", "mean of its diagonal", "test accuracy, %"), rows).markdown()
+    (RESULTS / f"symmetric-{rate:g}.md").write_text(
+        f"F-correction on MNIST, symmetric noise at {100 * rate:g} %, {EPOCHS} epochs: the mean over the last "
+        f"{LAST_EPOCHS}. Made by `python benchmarks/f_correction_transition.py --noise-rate {rate:g}`.\n\n{table}",
+        encoding="utf-8",
+    )
+
+
+def main() -> None:
+    """Train with each T, and write the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--noise-rate", type=float, default=0.5, help="of symmetric noise")
+    parser.add_argument("--first-stages", default="5,20", help="epochs of the networks that estimate T")
+    parser.add_argument("--seed", type=int, default=1, help="of training and noise")
+    arguments = parser.parse_args()
+    data = load_dataset("mnist")
+    assert isinstance(data, Dataset)
+    true = jf.noise.symmetric(data.num_classes, arguments.noise_rate)
+    labels = jf.noise.corrupt(data.train_labels, true, seed=arguments.seed)
+    path = RESULTS / f"symmetric-{arguments.noise_rate:g}.json"
+    results: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+    wanted = {TRUE: 0} | {f"by {n} epochs": int(n) for n in arguments.first_stages.split(",")}
+    for source, epochs in wanted.items():
+        if source in results:
+            continue
+        transition = true if source == TRUE else estimated(data, labels, epochs, arguments.seed)
+        print(source, transition.diagonal().round(3), flush=True)
+        found = accuracy(data, labels, transition, arguments.seed)
+        results[source] = {"diagonal": transition.diagonal().tolist(), "test_accuracy": found}
+        write(results, arguments.noise_rate)
+        print(f"  {100 * found:.2f} %", flush=True)
+
+
+if __name__ == "__main__":
+    main()
