@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import io
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -239,6 +240,19 @@ def test_random_crops_and_mirror_images_repeat_with_seed_and_epoch_alone(tree: I
         assert (other - first).abs().mean() > 1
     centre = shown(forwards, training=False)
     assert torch.equal(shown(forwards, training=False, epoch=2), centre)
+
+
+@EACH_LOADER
+def test_images_are_tried_out_and_predicted_on_at_their_centres_one_at_a_time_too(
+    tree: ImageDataset, loader: str
+) -> None:
+    """Without an epoch there are no random crops; a batch of one is what a run of --batch-size 1 has."""
+    augmented = Preprocessing((48, 48), crop=32, augment=True)
+    plain = opened(tree.train, loader, preprocessing=replace(augmented, augment=False), training=False)
+    source = ImageInputs(tree.train, augmented, loader, BadFiles()).open(CPU, 1, training=True)
+    centres = numbers_and_pixels(plain, torch.arange(4))[1]
+    assert torch.equal(torch.cat([pixels(source, b.stored) for b in source.batches(torch.arange(4), 1)]), centres)
+    assert torch.equal(source.first(), plain.first())
 
 
 def test_a_draw_reaches_every_place_of_the_crop_and_both_sides() -> None:

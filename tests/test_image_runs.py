@@ -23,8 +23,11 @@ from jocor_fast.data.image_set import ImageList
 from jocor_fast.data.image_source import ImageInputs
 from jocor_fast.data.preprocessing import CROP, Preprocessing
 from jocor_fast.engine.epoch_log import EpochLog, shares
+from jocor_fast.engine.first_stage import estimate_from_network
 from jocor_fast.engine.run import EvalData, Run, TrainData, fit
 from jocor_fast.engine.trainer import Trainer
+from jocor_fast.methods import METHODS
+from jocor_fast.transition_estimate import estimate_transition
 from test_image_loading import EACH_LOADER, LOADERS
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -193,7 +196,9 @@ def test_labels_of_a_folder_are_not_claimed_to_be_clean_unless_noise_is_added_to
     assert 0.5 < lines(tmp_path, "c")[0]["label_precision"] < 1
 
 
-def small_run(root: Path, loader: str, output: Path | None, bad_files: BadFiles, **arguments: Any) -> Run:
+def small_run(
+    root: Path, loader: str, output: Path | None, bad_files: BadFiles, method: str = "jocor", **arguments: Any
+) -> Run:
     """A run of the engine alone on the tree, with random crops."""
     dataset = load_dataset("clothing1m", root)
     assert isinstance(dataset, ImageDataset)
@@ -202,8 +207,8 @@ def small_run(root: Path, loader: str, output: Path | None, bad_files: BadFiles,
     train, test = (ImageInputs(part, preprocessing, loader, bad_files, 7) for part in (dataset.train, dataset.test))
     networks = pair_of(lambda: torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * 32 * 32, 4)))
     return fit(
-        settings(epochs=3, batch_size=8, augment="crop-flip", lr=1e-4),
-        networks,
+        settings(method=method, epochs=3, batch_size=8, augment="crop-flip", lr=1e-4),
+        networks[: METHODS[method].num_networks],
         TrainData(train, torch.from_numpy(dataset.train.labels)),
         test=EvalData(test, torch.from_numpy(dataset.test.labels)),
         output=output,
@@ -235,6 +240,30 @@ def test_a_run_that_is_stopped_goes_on_at_the_right_batch_and_knows_its_bad_file
         assert same_bits(list(mine.state_dict().values()), list(other.state_dict().values()))
     listed = [line.split("\t")[0] for line in (tmp_path / "run" / "bad_files.txt").read_text().splitlines()]
     assert sorted(listed) == sorted(spoilt)
+
+
+@EACH_LOADER
+def test_f_correction_estimates_its_matrix_from_the_images_as_they_are_evaluated(
+    tmp_path: Path, loader: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In batches that the loader has room for, and without random crops."""
+    write_clothing1m(tmp_path)
+    firsts: list[torch.nn.Module] = []
+
+    def noted(network: torch.nn.Module, *rest: Any, **named: Any) -> Tensor:
+        firsts.append(network)
+        return estimate_from_network(network, *rest, **named)
+
+    monkeypatch.setattr("jocor_fast.engine.session.estimate_from_network", noted)
+    run = small_run(tmp_path, loader, None, BadFiles(), method="f-correction")
+    dataset = load_dataset("clothing1m", tmp_path)
+    assert isinstance(dataset, ImageDataset)
+    source = ImageInputs(dataset.train, SMALL, loader, BadFiles()).open(torch.device("cpu"), 8, training=False)
+    (first,) = firsts
+    with torch.no_grad():
+        batches = [source.network_input(stored) for _, stored in source.batches(torch.arange(len(dataset.train)), 8)]
+        probabilities = torch.cat([first(batch) for batch in batches]).double().softmax(1)
+    np.testing.assert_allclose(run.summary["transition"], estimate_transition(probabilities.numpy(), 97.0), rtol=1e-6)
 
 
 def test_bad_test_images_are_left_out_of_the_accuracy(tmp_path: Path) -> None:

@@ -96,16 +96,14 @@ class ImageSource:
         return self._first[:count]
 
     def _read_first(self, count: int) -> Tensor:
-        samples, items = zip(*islice(self._readable(), count), strict=True)
-        loaded = Loaded(list(samples), list(items))
-        with closing(self.decoder.decode([loaded], self._settle)) as decoded:
-            _, stored = next(decoded)
-        return self.decoder.network_input(stored)
+        one_by_one = [Loaded([sample], [item]) for sample, item in islice(self._readable(), count)]  # all have room
+        with closing(self.decoder.decode(one_by_one, self._settle)) as decoded:
+            return self.decoder.network_input(torch.cat([stored for _, stored in decoded]))
 
     def batches(self, order: Tensor, batch_size: int, epoch: int = 0) -> Iterator[Batch]:
         groups = [group.tolist() for group in order.cpu().split(batch_size)]
         draws = None
-        if self.training and self.preprocessing.augment:
+        if self.training and self.preprocessing.augment and epoch:
             draws = self.preprocessing.draws(len(self), seed=self.seed, epoch=epoch)
 
         def read(sample: int) -> Any:

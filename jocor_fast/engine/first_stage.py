@@ -27,10 +27,16 @@ def first_stage_settings(settings: TrainSettings) -> TrainSettings:
 
 
 @torch.no_grad()
-def estimate_from_network(network: nn.Module, source: InputSource, device: torch.device) -> Tensor:
-    """T, float64 [C, C] on the CPU, from a trained network and the inputs of the training samples."""
+def estimate_from_network(
+    network: nn.Module, source: InputSource, device: torch.device, file_batch: int = EVALUATION_BATCH
+) -> Tensor:
+    """T, float64 [C, C] on the CPU, from a trained network and the inputs of the training samples.
+
+    `file_batch` is how many a source of files was opened for.
+    """
     order = torch.arange(len(source), device=device)
+    rows = file_batch if source.reads_files else EVALUATION_BATCH
     with evaluating([network]):
-        logits = [network(source.network_input(stored)) for _, stored in source.batches(order, EVALUATION_BATCH)]
+        logits = [network(source.network_input(stored)) for _, stored in source.batches(order, rows)]
     probabilities = torch.cat(logits).double().softmax(1).cpu().numpy()
     return torch.from_numpy(estimate_transition(probabilities, anchor_percentile(probabilities.shape[1])))

@@ -135,7 +135,8 @@ class InputSource(Protocol):
     def batches(self, order: Tensor, batch_size: int, epoch: int = 0) -> Iterator[Batch]:
         """The samples with the numbers int64 [M] in `order`, batch by batch; the last one may be smaller.
 
-        `epoch` picks the random crops of a source that makes them.
+        `epoch` picks the random crops of a source that makes them; 0, which is no epoch's number, has none. A source
+        of files takes no larger batches than it was opened for.
         """
         ...
 

@@ -183,8 +183,9 @@ class Session:
         fault = first.summary.get("diverged")
         if fault is not None:
             return {**fault, "reason": f"in the first stage, {fault['reason']}"}
+        trainer = self.trainer
         self.transition = self.processes.from_first(
-            lambda: estimate_from_network(first.networks[0], self.trainer.source, self.trainer.device)
+            lambda: estimate_from_network(first.networks[0], trainer.source, trainer.device, trainer.own_rows)
         )
         method.set_transition(self.transition.to(self.trainer.device))
         self.on_stage("second stage: F-correction")

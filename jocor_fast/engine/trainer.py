@@ -51,12 +51,12 @@ class Trainer:
         self.device = device
         self.processes = processes
         self.networks = tuple(networks)
-        own_rows = whole_batch(settings, len(train.labels), processes) // processes.count
-        self.source: InputSource = train.open(device, own_rows)
+        self.own_rows = whole_batch(settings, len(train.labels), processes) // processes.count
+        self.source: InputSource = train.open(device, self.own_rows)
         self.labels = train.labels.to(device)
         self.clean = None if train.clean_labels is None else (train.labels == train.clean_labels).to(device)
-        self.test = None if test is None else EvaluationSet(test, device, own_rows, processes)
-        self.val = None if val is None else EvaluationSet(val, device, own_rows, processes)
+        self.test = None if test is None else EvaluationSet(test, device, self.own_rows, processes)
+        self.val = None if val is None else EvaluationSet(val, device, self.own_rows, processes)
         self.classes = self._check(train, test, val)
         start_training(self.networks)
         self.generator = torch.Generator(device).manual_seed(settings.seed)
