@@ -55,6 +55,14 @@ def test_a_resumed_run_hides_the_epochs_that_it_trains_again(capsys: pytest.Capt
     assert scalars(Path("run/tensorboard")) == {"test_accuracy": [(1, 1.0), (2, 2.0), (3, 2.0), (4, 2.0)]}
 
 
+def test_of_two_stages_tensorboard_shows_the_second_whose_lines_metrics_jsonl_holds() -> None:
+    """The epochs of both count from 1: those of the first would stand at the same steps."""
+    pytest.importorskip("tensorboard")
+    assert main([*TRAIN, "--epochs", "2", "--method", "f-correction"]) == 0
+    expected = [(line["epoch"], pytest.approx(line["train_loss"], rel=1e-6)) for line in metrics()]
+    assert scalars(Path("run/tensorboard"))["train_loss"] == expected
+
+
 def test_the_flag_is_no_part_of_what_a_run_is() -> None:
     """A run may be resumed with it or without it."""
     pytest.importorskip("tensorboard")

@@ -163,7 +163,7 @@ def _fit(
 
     def on_epoch(event: EpochEvent) -> None:
         progress.on_epoch(event.metrics)
-        if board is not None:
+        if board is not None and not event.first_stage:
             board.on_epoch(event.metrics)
 
     try:

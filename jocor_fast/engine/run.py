@@ -7,6 +7,7 @@ import functools
 import os
 import zlib
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -104,7 +105,7 @@ def fit(
             resume=resume,
             checkpoint_every=checkpoint_every,
             processes=processes,
-            on_epoch=on_epoch,
+            on_epoch=None if on_epoch is None else lambda event: on_epoch(replace(event, first_stage=True)),
             on_step=on_step,
         )
     with own_modes(device), seeded_generators(settings.seed, device):

@@ -34,11 +34,13 @@ class EpochEvent:
         epoch: the epoch, from 1.
         epochs: how many this run trains in all (one fewer than asked for with recipe "published").
         metrics: the epoch's line of metrics.jsonl.
+        first_stage: whether it is one of the first stage, which has a metrics.jsonl of its own.
     """
 
     epoch: int
     epochs: int
     metrics: Metrics
+    first_stage: bool = False
 
 
 @dataclass(frozen=True, eq=False)
