@@ -275,6 +275,18 @@ def test_a_run_without_a_finite_loss_for_an_epoch_has_diverged() -> None:
     assert (result.metrics[1]["train_loss"], result.metrics[1]["label_precision"]) == (None, None)
 
 
+def test_the_epoch_in_which_a_run_diverged_is_not_the_best_whatever_its_accuracy(tmp_path: Path) -> None:
+    """No best.pt is written of it: NaN logits are answered by class 0, which all of these samples are of."""
+    val = EvalData(torch.zeros(9, 6), torch.zeros(9, dtype=torch.int64))
+    network = Exploding(6, slice(0, 1), gradients=True)
+    with torch.no_grad():
+        network.linear.bias[0] = -9.0
+    result = fit(settings(method="standard", epochs=5), network, blobs(64), val=val, output=tmp_path)
+    assert [line["val_accuracy"] for line in result.metrics] == [0.0, 1.0]
+    assert result.summary["best_by_validation"] == {"epoch": 1, "val_accuracy": 0.0, "test_accuracy": None}
+    assert torch.load(tmp_path / "best.pt", weights_only=True)["epoch"] == 1
+
+
 class Statistic(nn.Linear):
     """A layer with a statistic that plays no part in its output."""
 

@@ -313,10 +313,11 @@ class Session:
         return summary
 
     def _summary(self, status: str, fault: dict[str, Any] | None = None) -> dict[str, Any]:
+        whole = [line for line in self.metrics if fault is None or line["epoch"] != fault["epoch"]]
         summary: dict[str, Any] = {
             "status": status,
             "last_10_mean": last_mean(self.metrics),
-            "best_by_validation": best_by_validation(self.metrics),
+            "best_by_validation": best_by_validation(whole),
             "last": self.metrics[-1] if self.metrics else None,
             "nominal_noise_rate": None,
             "realised_noise_rate": self.trainer.realised_noise_rate,
