@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +13,8 @@ import jocor_fast as jf
 from jocor_fast.cli import main
 from jocor_fast.config import ConfigError, resolve
 from jocor_fast.engine.cross_fit import CrossFit, cross_fit, warm_up_epochs
+from jocor_fast.engine.plan import EpochPlan
+from jocor_fast.engine.trainer import Trainer
 from jocor_fast.noise_estimate import NoiseEstimate, counted, from_predictions, from_predictions_and_truth
 from jocor_fast.task import build_task
 
@@ -97,6 +100,21 @@ def test_no_network_sees_the_half_that_it_predicts() -> None:
     after = cross_fit(config.train_settings(), task.build_network, task.train, 10, epochs=2)
     assert (after.probability[before.half] == before.probability[before.half]).all()
     assert (after.probability[~before.half] != before.probability[~before.half]).any()
+
+
+def test_a_warm_up_keeps_its_full_rate_whatever_the_plan_of_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    rates: list[float] = []
+
+    def noted(training: Trainer, plan: EpochPlan, **rest: Any) -> bool:
+        rates.append(plan.lr)
+        return train_epoch(training, plan, **rest)
+
+    train_epoch = Trainer.train_epoch
+    monkeypatch.setattr(Trainer, "train_epoch", noted)
+    config = resolve({"noise_rate": "0.4", "device": "cpu", "batch_size": "512", "lr_plan": "clothing1m"})
+    task = build_task(config)
+    cross_fit(config.train_settings(), task.build_network, task.train, 10, epochs=3)
+    assert rates == [config["lr"]] * 6
 
 
 def test_a_warm_up_is_five_epochs_or_a_thousand_steps_but_never_more_than_fifty_epochs() -> None:

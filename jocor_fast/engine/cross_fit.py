@@ -65,7 +65,8 @@ def cross_fit(
         on_epoch: told after every epoch (epochs done by both networks together, epochs in all).
     """
     device = resolve_device(settings.device)
-    plain = replace(settings, method="standard", forget_rate=0.0, recipe="paper", epochs=epochs, decay_start=epochs)
+    plain = replace(settings, method="standard", forget_rate=0.0, recipe="paper", epochs=epochs)
+    plain = replace(plain, lr_plan="linear", decay_start=epochs)  # the rate stays as it is
     half = np.zeros(len(train.labels), dtype=bool)
     half[np.random.default_rng([settings.seed, 2]).permutation(len(half))[len(half) // 2 :]] = True
     probability = np.zeros((len(half), num_classes))
