@@ -181,7 +181,7 @@ class Cell:
         elif published and method.uses_co_lambda and self.preset_lambda is not None:
             settings["co_lambda"] = self.preset_lambda
         settings |= self.settings
-        if not method.selects:
+        if not method.selects and settings.get("val_labels") != "small-loss":
             settings.pop("forget_rate", None)  # it would only cause a warning
         return settings
 

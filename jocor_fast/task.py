@@ -233,12 +233,17 @@ def _eval_data(part: tuple[_Inputs, np.ndarray] | None, scale: float) -> EvalDat
     return None if part is None else EvalData(part[0], torch.from_numpy(part[1]), scale)
 
 
+def uses_forget_rate(config: Config) -> bool:
+    """Whether τ changes anything: what is trained on, or what is validated on."""
+    return METHODS[config["method"]].selects or config["val_labels"] == "small-loss"
+
+
 def _decide_forget_rate(config: Config, labels: _NoisyLabels, realised: float | None) -> None:
     """τ where none was given: what the noise is expected to be, else what it is measured to be."""
-    expected, selects = labels.expected_rate, METHODS[config["method"]].selects
-    if config.given("forget_rate") and (selects or config["forget_rate"] != AUTO):
+    expected, used = labels.expected_rate, uses_forget_rate(config)
+    if config.given("forget_rate") and (used or config["forget_rate"] != AUTO):
         return
-    if not selects:
+    if not used:
         config.decide("forget_rate", 0.0, reason=f"{config['method']} does not select by loss")
     elif expected is not None:
         config.decide("forget_rate", expected, reason=labels.reason)

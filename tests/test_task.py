@@ -11,6 +11,7 @@ import torch
 from jocor_fast import noise
 from jocor_fast.config import ConfigError, resolve
 from jocor_fast.data import load_dataset
+from jocor_fast.methods import METHODS
 from jocor_fast.task import build_task
 
 
@@ -76,6 +77,17 @@ def test_a_given_forget_rate_stays() -> None:
     config = resolve({"noise_rate": "0.5", "forget_rate": "0.2"})
     build_task(config)
     assert (config["forget_rate"], config.sources["forget_rate"]) == (0.2, "flag")
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_small_loss_validation_leaves_out_as_much_whatever_the_method(method: str) -> None:
+    """τ is the measure's too: a method that has no other use for it is judged as those that select."""
+    flags = {"noise_rate": "0.5", "val_fraction": "0.4", "method": method}
+    measured = resolve({**flags, "val_labels": "small-loss"})
+    task = build_task(measured)
+    assert task.val is not None
+    assert (task.val.keep_rate, measured["forget_rate"]) == (0.5, 0.5)
+    assert build_task(resolve({**flags, "val_labels": "noisy"})).val.keep_rate == 1.0  # type: ignore[union-attr]
 
 
 def test_data_with_a_validation_set_of_their_own(tmp_path: Path) -> None:

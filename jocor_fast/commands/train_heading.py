@@ -16,7 +16,7 @@ from ..options import OPTIONS
 from ..report.screen import say_subjects
 from ..report.tables import percent
 from ..schedules import lr_step_factor, steps_per_epoch, trained_epochs
-from ..task import Task
+from ..task import Task, uses_forget_rate
 
 # T_k counts epochs of some 400 steps; far shorter ramps were measured to lose to plain training.
 SHORT_RAMP_STEPS = 200
@@ -179,7 +179,8 @@ def _idle_warning(config: Config, processes: Processes) -> str | None:
     if scopes and processes.count == 1:
         return f"{' and '.join(scopes)} change{'s' * (len(scopes) == 1)} nothing: there is one process"
     method = METHODS[config["method"]]
-    unused = ["co_lambda"] * (not method.uses_co_lambda) + ["forget_rate", "ramp_epochs"] * (not method.selects)
+    unused = ["co_lambda"] * (not method.uses_co_lambda) + ["forget_rate"] * (not uses_forget_rate(config))
+    unused += ["ramp_epochs"] * (not method.selects)
     idle = [name for name in unused if config.sources[name] == "flag"]
     if not idle:
         return None
