@@ -23,7 +23,7 @@ from jocor_fast.report.thumbnails import data_uri, is_image
 from jocor_fast.wrong_labels import Audit, audit_history
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome", "microsoft-edge")
-NAMES = ["cat", 'dog, "big"', "</script>"]
+NAMES = ["cat", 'dog, "big"', "<!--<script></script>"]
 
 # Runs when the page has: presses keys and buttons as people do, and leaves what it saw where --dump-dom shows it.
 PROBE = """
@@ -91,6 +91,13 @@ def a_page(found: Audit, most: int, picture: Any = None) -> str:
         matrix_picture=data_uri(np.zeros((4, 4), dtype=np.uint8), 1 / 255),
         most=most,
     )
+
+
+def test_no_name_ends_the_script_that_holds_it_or_keeps_it_from_ending() -> None:
+    found, _ = an_audit(12)
+    (data,) = re.findall(r"^const data = (.*);$", a_page(found, most=5), flags=re.MULTILINE)
+    assert "<" not in data
+    assert json.loads(data)["names"] == NAMES
 
 
 def probed(page: str, folder: Path) -> dict[str, Any]:

@@ -55,8 +55,8 @@ def audit_page(
         "samples": [_sample(found, row, int(ids[row]), picture) for row in shown.tolist()],
         "hidden": [[int(ids[row]), int(found.suggested[row])] for row in hidden.tolist()],
     }
-    # In a script "</" would end it, whatever it stands in.
-    data = json.dumps(content, ensure_ascii=False, separators=(",", ":"), allow_nan=False).replace("</", "<\\/")
+    # In a script "</script" would end it, and after "<!--<script" nothing would, whatever they stand in.
+    data = json.dumps(content, ensure_ascii=False, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
     template = resources.files(__package__).joinpath(TEMPLATE).read_text(encoding="utf-8")
     return template.replace(PLACE_OF_DATA, data)
 
