@@ -93,6 +93,15 @@ def a_page(found: Audit, most: int, picture: Any = None) -> str:
     )
 
 
+@pytest.mark.parametrize(("most", "shown"), [(0, 0), (2, 2), (3, 3), (8, 6)])
+def test_no_more_samples_are_shown_than_were_asked_for(most: int, shown: int) -> None:
+    """Where there are more classes than that, the most suspicious of them; 8 of three classes are two of each."""
+    found, _ = an_audit()
+    chosen = shown_samples(found, most)
+    assert len(chosen) == shown
+    assert chosen.tolist() == [row for row in found.ranking if row in set(chosen.tolist())]
+
+
 def test_no_name_ends_the_script_that_holds_it_or_keeps_it_from_ending() -> None:
     found, _ = an_audit(12)
     (data,) = re.findall(r"^const data = (.*);$", a_page(found, most=5), flags=re.MULTILINE)

@@ -74,7 +74,7 @@ def shown_samples(found: Audit, most: int) -> np.ndarray:
         return ranked
     each = max(1, most // len(classes))
     places = np.sort(np.concatenate([np.flatnonzero(given == label)[:each] for label in classes]))
-    return ranked[places]
+    return ranked[places[:most]]
 
 
 def _sample(found: Audit, row: int, number: int, picture: Callable[[int], str | None] | None) -> Mapping[str, Any]:
