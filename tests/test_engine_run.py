@@ -34,6 +34,7 @@ from jocor_fast.engine import augment
 from jocor_fast.engine.plan import plan_epoch
 from jocor_fast.engine.run import EpochEvent, EvalData, TrainData, fit
 from jocor_fast.engine.settings import TrainSettings
+from jocor_fast.engine.summary import best_by_validation
 from jocor_fast.models import mlp
 from jocor_fast.noise import corrupt, symmetric
 
@@ -85,6 +86,8 @@ def test_the_files_hold_what_the_run_returns(tmp_path: Path) -> None:
 
     assert lines == result.metrics == [event.metrics for event in events]
     assert [list(line) for line in lines] == [FIELDS] * 3
+    trained_on = [line["samples_per_second"] * line["seconds"] for line in lines]
+    assert trained_on == pytest.approx([64] * 3)  # four whole batches of the 70 samples
     assert [(event.epoch, event.epochs) for event in events] == [(1, 3), (2, 3), (3, 3)]
     assert summary == result.summary
     assert summary["status"] == "finished"
@@ -214,6 +217,12 @@ def test_the_best_epoch_is_the_first_with_the_highest_validation_accuracy(tmp_pa
         network.load_state_dict(weights)
         shares.append((network(val.inputs / 255).argmax(1) == val.labels).double().mean().item())
     assert sum(shares) / 2 == pytest.approx(max(scores))
+
+
+def test_of_epochs_that_are_equally_good_the_first_is_the_best() -> None:
+    scores = [None, 0.4, 0.7, 0.7, 0.6, 0.7]
+    lines = [{"epoch": 1 + i, "val_accuracy": score, "test_accuracy": i / 10} for i, score in enumerate(scores)]
+    assert best_by_validation(lines) == {"epoch": 3, "val_accuracy": 0.7, "test_accuracy": 0.2}
 
 
 class Exploding(nn.Module):
@@ -346,6 +355,7 @@ def test_crops_are_shifted_windows_and_half_are_mirrored() -> None:
         }
         found.append(next(place for place, window in windows.items() if torch.equal(window, crop)))
     assert len({place[:2] for place in found}) > 30
+    assert [(min(ends), max(ends)) for ends in list(zip(*found, strict=True))[:2]] == [(0, 8), (0, 8)]
     assert 20 < sum(mirrored for *_, mirrored in found) < 44
     gray = augment.crop_flip(images[:, 0], torch.Generator().manual_seed(1))
     assert torch.equal(gray, result[:, 0])

@@ -22,7 +22,6 @@ from jocor_fast.data.bad_files import BadFiles
 from jocor_fast.data.image_set import ImageList
 from jocor_fast.data.image_source import ImageInputs
 from jocor_fast.data.preprocessing import CROP, Preprocessing
-from jocor_fast.engine.epoch_log import EpochLog, shares
 from jocor_fast.engine.first_stage import estimate_from_network
 from jocor_fast.engine.run import EvalData, Run, TrainData, fit
 from jocor_fast.engine.trainer import Trainer
@@ -281,16 +280,6 @@ def test_bad_test_images_are_left_out_of_the_accuracy(tmp_path: Path) -> None:
         path.write_bytes(b"")
     with pytest.raises(ValueError, match="none of 12 images, tried all over the data set"):
         small_run(root, "torchvision", None, BadFiles())
-
-
-def test_the_selected_share_is_told_for_each_class() -> None:
-    log = EpochLog(torch.tensor([0, 1, 2, 3, 4, 5]), steps=2, num_choices=2)
-    labels = torch.tensor([0, 0, 0, 2, 2, 3, 1])
-    log.selected[0] = torch.tensor([True, True, False, True, False, False])
-    log.selected[1] = torch.tensor([True, False, False, True, True, False])
-    counts = log.class_counts(labels, classes=5)
-    assert counts.tolist() == [[1.5, 0, 1.5, 0, 0], [3, 0, 2, 1, 0]]
-    assert shares(counts.flatten().tolist()) == [0.5, None, 0.75, 0.0, None]
 
 
 def test_auto_takes_dali_where_it_can_be_imported_and_says_why() -> None:
