@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import numpy as np
@@ -52,6 +53,36 @@ def test_wrong_labels_their_share_and_the_matrix_are_found(transition: np.ndarra
     np.testing.assert_allclose(found.noise_matrix.sum(axis=1), 1)
     assert (found.suggested[found.wrong & wrong] == true[found.wrong & wrong]).mean() > 0.95
     assert (found.suggested[~found.wrong] == found.given[~found.wrong]).all()
+
+
+@pytest.mark.parametrize("networks", [1, 2])
+def test_scores_and_range_are_those_of_the_formula_at_the_head_of_the_file(networks: int) -> None:
+    """Sample by sample, by witnesses that count for h = 1 where there is one network, for 1.5 where there are two."""
+    history, _ = a_history(jf.noise.symmetric(5, 0.4), samples=500, networks=networks)
+    found = audit_history(history)
+    labels = history.labels.tolist()
+    matrix = np.zeros((5, 5))
+    for row in history.prediction.tolist():
+        for taken_for, label in zip(row, labels, strict=True):
+            matrix[taken_for, label] += 1
+    matrix /= matrix.sum(axis=1, keepdims=True)
+
+    def score(sample: int, witnesses: float) -> float:
+        label, says = labels[sample], [int(row[sample]) for row in history.prediction]
+        against = [(float(p[sample]), a) for p, a in zip(history.probability, says, strict=True) if a != label]
+        likeliest = max((other for other in range(5) if other != label), key=lambda other: matrix[other, label])
+        other = min(against)[1] if against else likeliest  # of two contradictions that of the surer network
+        q = 0.01 + 0.98 * float(np.mean([p[sample] for p in history.probability]))
+        odds = ((1 - q) / q) ** witnesses * matrix[other, label] / matrix[label, label]
+        return odds / (1 + odds)
+
+    h = {1: 1.0, 2: 1.5}[networks]
+    np.testing.assert_allclose(found.score, [score(sample, h) for sample in range(500)], rtol=1e-9)
+    fewer = np.mean([score(sample, h - 0.5) > 0.5 for sample in range(500)])
+    contradicted = (history.prediction != history.labels).any(axis=0).mean()
+    margin = 2 * math.sqrt(found.share * (1 - found.share) / 500)
+    bounds = (found.share, fewer, contradicted)
+    assert found.share_range == pytest.approx((min(bounds) - margin, max(bounds) + margin))
 
 
 def test_the_ranking_is_by_score_and_equal_scores_stay_in_order() -> None:
