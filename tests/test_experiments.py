@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from jocor_fast.config import resolve
@@ -174,6 +176,8 @@ def test_cifar100_asymmetry_is_the_published_variant_with_half_the_rate_to_forge
     assert "forget_rate" not in symmetric.run_settings(1)
     (standard,) = EXPERIMENTS["cifar100"].cells(("standard",), (Noise("asymmetric-published", 0.4),))
     assert "forget_rate" not in standard.run_settings(1), "it has no use for τ"
+    measured = replace(standard, settings={**standard.settings, "val_labels": "small-loss"})
+    assert measured.run_settings(1)["forget_rate"] == 0.2, "but what it is validated on has"
     assert any("rate/2" in note for note in EXPERIMENTS["cifar100"].notes)
 
 

@@ -185,12 +185,14 @@ def test_case_32_where_nobody_disagrees_no_parameter_moves(optimizer: str) -> No
     assert same_bits(state, [value for values in steps.state_dict().values() for value in values])
 
 
-def test_decoupling_whose_networks_always_agree_has_trained_nothing_and_not_diverged() -> None:
+@pytest.mark.parametrize("precision", ["float32", "float16"])
+def test_decoupling_whose_networks_always_agree_has_trained_nothing_and_not_diverged(precision: str) -> None:
     networks = pair_of(small_tanh)
     networks[1].load_state_dict(networks[0].state_dict())
     before = parameters(networks)
+    changes = {"method": "decoupling", "epochs": 2, "weight_decay": 0.1, "precision": precision}
     with pytest.warns(UserWarning, match="same weights"):
-        result = fit(settings(method="decoupling", epochs=2, weight_decay=0.1), networks, blobs(40))
+        result = fit(settings(**changes), networks, blobs(40))
     assert result.summary["status"] == "finished"
     assert [line["train_loss"] for line in result.metrics] == [None, None]
     assert same_bits(before, parameters(networks))

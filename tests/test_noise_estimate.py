@@ -65,6 +65,8 @@ def test_counting_needs_no_network() -> None:
     found = counted(labels, true, 5)
     assert_good(found, PAIRS, float((labels != true).mean()))
     assert found.rate == (labels != true).mean()
+    two_errors = 2 * np.sqrt(found.rate * (1 - found.rate) / len(labels))
+    assert found.uncertainty == pytest.approx(two_errors)
     assert counted(true[:100], true[:100], 7).transition.tolist() == np.eye(7).tolist()
     assert 0 < counted(true[:100], true[:100], 7).uncertainty < 0.05  # none of 100 wrong does not mean none of all
 

@@ -9,8 +9,10 @@ import pytest
 import torch
 
 from jocor_fast import noise
+from jocor_fast.commands.train_heading import _idle_warning
 from jocor_fast.config import ConfigError, resolve
 from jocor_fast.data import load_dataset
+from jocor_fast.engine.processes import ALONE
 from jocor_fast.methods import METHODS
 from jocor_fast.task import build_task
 
@@ -23,6 +25,8 @@ def test_a_split_changes_no_label() -> None:
     assert np.array_equal(whole.train.labels.numpy(), noisy)
     assert part.val is not None
     assert (len(part.train.labels), len(part.val.labels)) == (1437 - 287, 287)
+    wrong = part.train.labels != part.train.clean_labels
+    assert part.realised_noise_rate == wrong.double().mean().item() != whole.realised_noise_rate
     by_image = {image.tobytes(): label for image, label in zip(digits.train_inputs, noisy, strict=True)}
     for data in (part.train, part.val):
         for image, label in zip(data.inputs.numpy(), data.labels.numpy(), strict=True):
@@ -87,7 +91,10 @@ def test_small_loss_validation_leaves_out_as_much_whatever_the_method(method: st
     task = build_task(measured)
     assert task.val is not None
     assert (task.val.keep_rate, measured["forget_rate"]) == (0.5, 0.5)
-    assert build_task(resolve({**flags, "val_labels": "noisy"})).val.keep_rate == 1.0  # type: ignore[union-attr]
+    assert _idle_warning(resolve({**flags, "val_labels": "small-loss", "forget_rate": "0.4"}), ALONE) is None
+    unmeasured = build_task(resolve({**flags, "val_labels": "noisy"}))
+    assert unmeasured.val is not None
+    assert unmeasured.val.keep_rate == 1.0
 
 
 def test_data_with_a_validation_set_of_their_own(tmp_path: Path) -> None:

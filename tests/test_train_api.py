@@ -221,7 +221,7 @@ def test_a_class_that_is_absent_keeps_its_output() -> None:
 def test_strings_and_gaps_are_numbered_in_sorted_order_and_said(tmp_path: Path) -> None:
     inputs, labels, clean = arrays()
     expected = jf.train(small_mlp, (inputs, labels), clean_labels=clean, **QUICK)
-    for number, names in enumerate((["ant", "bee", "cat", "dog"], [-5, 0, 7, 900])):
+    for number, names in enumerate((["ant", "bee", "cat", "dog"], [-5, 0, 7, 900], [1, 2, 3, 4])):
         table = np.array(names)
         output = tmp_path / str(number)
         with pytest.warns(UserWarning, match=rf"numbered in sorted order: {names[0]} → 0, {names[1]} → 1"):
