@@ -64,7 +64,7 @@ class Standard(Method):
     """One network, cross-entropy on everything: Standard+ that keeps the whole batch.
 
     torch's own cross-entropy wakes threads for 128 rows, and takes up to twice as long. Where every loss is finite the
-    two are the same; a row whose loss is not is left out and counted, as in every method.
+    two are the same; a row whose loss is not is left out and counted, as in every method but F-correction.
     """
 
     num_networks: ClassVar[int] = 1
