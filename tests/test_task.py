@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from jocor_fast import noise
-from jocor_fast.commands.train_heading import _idle_warning
+from jocor_fast.commands.train_heading import _decay_start_warning, _idle_warning
 from jocor_fast.config import ConfigError, resolve
 from jocor_fast.data import load_dataset
 from jocor_fast.engine.processes import ALONE
@@ -81,6 +81,15 @@ def test_a_given_forget_rate_stays() -> None:
     config = resolve({"noise_rate": "0.5", "forget_rate": "0.2"})
     build_task(config)
     assert (config["forget_rate"], config.sources["forget_rate"]) == (0.2, "flag")
+
+
+def test_a_start_of_the_decay_that_no_plan_heeds_is_warned_of() -> None:
+    given = {"decay_start": "3", "lr_plan": "clothing1m"}
+    assert _decay_start_warning(resolve(given)) == (
+        "--decay-start changes nothing: --lr-plan clothing1m says when the learning rate falls"
+    )
+    for heeded in ({**given, "recipe": "published"}, {"decay_start": "3"}, {"lr_plan": "clothing1m"}):
+        assert _decay_start_warning(resolve(heeded)) is None
 
 
 @pytest.mark.parametrize("method", METHODS)

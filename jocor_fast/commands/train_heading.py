@@ -75,6 +75,7 @@ def warnings_of(config: Config, task: Task, processes: Processes, batch: int) ->
         _forget_rate_warning(config, task),
         _ramp_warning(config, task, batch),
         _idle_warning(config, processes),
+        _decay_start_warning(config),
     )
     return [warning for warning in found if warning is not None]
 
@@ -187,3 +188,10 @@ def _idle_warning(config: Config, processes: Processes) -> str | None:
     flags = " and ".join(OPTIONS[name].flag for name in idle)
     reason = "has no λ" if idle == ["co_lambda"] else "does not select by loss"
     return f"{flags} change{'s' * (len(idle) == 1)} nothing: {config['method']} {reason}"
+
+
+def _decay_start_warning(config: Config) -> str | None:
+    """A sentence where a start of the decay is given and the plan has none; with recipe published β1 changes there."""
+    if config.sources["decay_start"] != "flag" or config["lr_plan"] == "linear" or config["recipe"] == "published":
+        return None
+    return f"--decay-start changes nothing: --lr-plan {config['lr_plan']} says when the learning rate falls"
