@@ -14,6 +14,7 @@ import pytest
 
 import jocor_fast as jf
 from jocor_fast.cli import main
+from jocor_fast.commands.run_queue import QueuedRun, run_all
 
 CELLS = Path("out", "digits-symmetric-0.5")
 QUICK = ["reproduce", "digits", "--epochs", "2", "--seeds", "1", "--device", "cpu", "--output", "out"]
@@ -27,6 +28,17 @@ def in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def rows() -> list[dict[str, str]]:
     return list(csv.DictReader(Path("out", "table.csv").read_text(encoding="utf-8").splitlines()))
+
+
+def test_a_run_takes_no_modules_from_the_current_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither somebody's random.py nor the sources of this package, which are not compiled."""
+    monkeypatch.setattr(sys, "path", [folder for folder in sys.path if folder])  # of `python -m pytest`
+    for module in (Path("random.py"), Path("jocor_fast", "__init__.py")):
+        module.parent.mkdir(exist_ok=True)
+        module.write_text("raise ImportError('not the one that is meant')\n", encoding="utf-8")
+    run = QueuedRun("one", Path("run"), {"epochs": 0}, epochs=1)
+    run_all([run], jobs=1, threads=1, on_change=lambda run: None, on_poll=lambda: None)
+    assert run.error == "--epochs must be at least 1, got 0"
 
 
 def test_it_runs_every_method_and_writes_table_and_figure(capsys: pytest.CaptureFixture[str]) -> None:

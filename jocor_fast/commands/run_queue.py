@@ -1,6 +1,6 @@
 """Training runs as processes of their own, several at once.
 
-A run is what `python -m jocor_fast train …` does: it can be repeated by hand, what it prints is kept in its folder, and
+A run is what `jocor-fast train …` does: it can be repeated by hand, what it prints is kept in its folder, and
 whatever ends it (a crash, a full memory) leaves the others alone. Its progress is read from its metrics.jsonl.
 """
 
@@ -48,7 +48,7 @@ class QueuedRun:
 
     def command(self) -> list[str]:
         """The command line that makes this run; it goes on where an earlier one stopped."""
-        return [sys.executable, "-m", "jocor_fast", *self.arguments()]
+        return [sys.executable, "-c", _start(), *self.arguments()]
 
     def arguments(self) -> list[str]:
         """The same as what stands after `jocor-fast`."""
@@ -111,6 +111,16 @@ class QueuedRun:
         """The sentence that the run ended with, else its exit code and where its output lies."""
         ended = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
         return read_error(self.folder, self._log_start) or f"it {ended}; its output is in {self.folder / LOG_NAME}"
+
+
+def _start() -> str:
+    """The program of a run: this command again, with modules from where this process has them.
+
+    `-m` would look for them in the current folder first, where there may be a random.py, or the sources of this package
+    without its compiled part.
+    """
+    path = f"import sys; sys.argv[0], sys.path[:] = 'jocor-fast', {sys.path!a}"
+    return f"{path}; from jocor_fast.cli import main; sys.exit(main())"
 
 
 def check_earlier_run(folder: Path, config: Config) -> None:
