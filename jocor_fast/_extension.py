@@ -8,6 +8,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
+
+from .arguments import check_dense
 
 _BUILD_FILE = Path(__file__).with_name("_build.json")
 _REBUILD = "rebuild it with `pip install --no-build-isolation --force-reinstall --no-deps .` in its source folder"
@@ -64,6 +67,32 @@ def check_device(tensor: Tensor) -> None:
             "torch and a CUDA toolkit of the same major version"
         )
     raise RuntimeError(f"jocor_fast has kernels for cpu and cuda tensors, not for {kind}")
+
+
+def call(operator: Any, short_way: Any, *arguments: Any) -> Any:
+    """The operator, or the same operator by a shorter way that torch.compile cannot follow.
+
+    What no kernel is for is found where the operator fails, not before each call; torch's own words for it name no
+    argument.
+
+    Raises:
+        TypeError: a tensor is not dense.
+        RuntimeError: a transform of torch.func wants a derivative; whatever else the operator says.
+    """
+    if is_compiling():
+        return operator(*arguments)
+    try:
+        return short_way(*arguments)
+    except RuntimeError as error:
+        for parameter, value in zip(operator._schema.arguments, arguments, strict=True):
+            if isinstance(value, Tensor):
+                check_dense(parameter.name, value)
+        if "functorch" in str(error):
+            raise RuntimeError(
+                "the loss cannot be differentiated by the transforms of torch.func (grad, vjp, jvp …): backward() and "
+                "torch.autograd.grad are accepted"
+            ) from None
+        raise
 
 
 def _real(logits: Tensor) -> torch.dtype:

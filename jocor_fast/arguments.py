@@ -57,6 +57,15 @@ def check_num_keep(num_keep: int | Tensor, rows: Tensor) -> int | Tensor:
     return value
 
 
+def check_dense(name: str, tensor: Tensor) -> None:
+    """TypeError for a tensor whose numbers do not lie in memory by strides."""
+    kind = "nested" if tensor.is_nested else "quantized" if tensor.is_quantized else None
+    if kind is None and tensor.layout != torch.strided:
+        kind = str(tensor.layout).removeprefix("torch.").strip("_")
+    if kind is not None:
+        raise TypeError(f"{name} must be a dense tensor, got a {kind} one")
+
+
 def _check_scalar(expectation: str, tensor: Tensor, dtype: torch.dtype, rows: Tensor) -> Tensor:
     if tensor.dtype != dtype:
         raise TypeError(f"{expectation}, got a tensor of {tensor.dtype}")
@@ -108,8 +117,8 @@ def check_ignore_index(ignore_index: int | None) -> int | None:
 def check_batch_size(batch_size: int) -> int:
     """The number of rows of a batch: an int >= 0."""
     value = batch_size if type(batch_size) is int else as_integer("batch_size", batch_size)
-    if value < 0:
-        raise ValueError(f"batch_size must not be negative, got {batch_size!r}")
+    if not 0 <= value <= _INT64_MAX:
+        raise ValueError(f"batch_size must not be negative, and fit in 64 bits, got {batch_size!r}")
     return value
 
 

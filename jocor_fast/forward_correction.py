@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.compiler import is_compiling
 
-from ._extension import _C, operators
-from .arguments import ROW_SUM_TOLERANCE
+from ._extension import _C, call, operators
+from .arguments import ROW_SUM_TOLERANCE, check_dense
 
 _rows = operators.forward_corrected_rows.default
 
@@ -59,8 +59,7 @@ def log_transposed(transition: Tensor, dtype: torch.dtype) -> Tensor:
 
 def corrected_rows(logits: Tensor, target: Tensor, log_transition_t: Tensor) -> tuple[Tensor, Tensor]:
     """The loss of each row, [B], differentiable, and how many are not finite; only the labels are checked."""
-    compute = _rows if is_compiling() else _C.forward_corrected_rows
-    losses, num_nonfinite = compute(logits, target, log_transition_t)
+    losses, num_nonfinite = call(_rows, _C.forward_corrected_rows, logits, target, log_transition_t)
     return losses, num_nonfinite
 
 
@@ -72,6 +71,7 @@ def check_corrected_arguments(logits: Tensor, target: Tensor, transition: Any, r
     for name, tensor in (("logits", logits), ("target", target)):
         if not isinstance(tensor, Tensor):
             raise TypeError(f"{name} must be a tensor, got {type(tensor).__name__}")
+        check_dense(name, tensor)
     if not logits.is_floating_point():
         raise TypeError(f"logits must be of a floating-point type, got {logits.dtype}")
     if target.is_floating_point() or target.is_complex() or target.dtype == torch.bool:

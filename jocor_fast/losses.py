@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
-from torch.compiler import is_compiling
 
 from . import arguments
-from ._extension import _C, check_device, operators
+from ._extension import _C, call, check_device, operators
 
 _jocor_loss = operators.jocor_loss.default
 _decoupling_loss = operators.decoupling_loss.default
@@ -111,9 +110,9 @@ def jocor_loss(
     _check_tensors(logits1=logits1, logits2=logits2, target=target)
     check_device(logits1)
     forget_rate, num_keep = arguments.check_keep_arguments(forget_rate, num_keep, logits1)
-    # the operator, and the same operator by a shorter way that torch.compile cannot follow
-    compute = _jocor_loss if is_compiling() else _C.jocor_loss
-    result = compute(
+    result = call(
+        _jocor_loss,
+        _C.jocor_loss,
         logits1,
         logits2,
         target,
@@ -186,8 +185,14 @@ def joint_loss(
     """
     _check_tensors(logits1=logits1, logits2=logits2, target=target)
     check_device(logits1)
-    per_sample: Tensor = _joint_loss(
-        logits1, logits2, target, arguments.check_co_lambda(co_lambda), arguments.check_ignore_index(ignore_index)
+    per_sample: Tensor = call(
+        _joint_loss,
+        _joint_loss,
+        logits1,
+        logits2,
+        target,
+        arguments.check_co_lambda(co_lambda),
+        arguments.check_ignore_index(ignore_index),
     )[0]
     return per_sample
 
@@ -236,8 +241,9 @@ def coteaching_loss(
     _check_tensors(logits1=logits1, logits2=logits2, target=target)
     check_device(logits1)
     forget_rate, num_keep = arguments.check_keep_arguments_or_tensors(forget_rate, num_keep, logits1)
-    compute = _coteaching_loss if is_compiling() else _C.coteaching_loss
-    result = compute(
+    result = call(
+        _coteaching_loss,
+        _C.coteaching_loss,
         logits1,
         logits2,
         target,
@@ -279,8 +285,8 @@ def decoupling_rows(
     """`decoupling_loss` with all that is known of the rows; per_sample is CE1 + CE2, num_nonfinite of differing."""
     _check_tensors(logits1=logits1, logits2=logits2, target=target)
     check_device(logits1)
-    compute = _decoupling_loss if is_compiling() else _C.decoupling_loss
-    return JoCoROutput(*compute(logits1, logits2, target, arguments.check_ignore_index(ignore_index))[:5])
+    ignored = arguments.check_ignore_index(ignore_index)
+    return JoCoROutput(*call(_decoupling_loss, _C.decoupling_loss, logits1, logits2, target, ignored)[:5])
 
 
 def select_small_loss(losses: Tensor, num_keep: int | Tensor, *, eligible: Tensor | None = None) -> Tensor:
@@ -308,7 +314,8 @@ def select_small_loss(losses: Tensor, num_keep: int | Tensor, *, eligible: Tenso
     if eligible is not None:
         _check_tensors(eligible=eligible)
     check_device(losses)
-    selected: Tensor = _select_small_loss(losses, *_split(arguments.check_num_keep(num_keep, losses)), eligible)
+    kept = _split(arguments.check_num_keep(num_keep, losses))
+    selected: Tensor = call(_select_small_loss, _select_small_loss, losses, *kept, eligible)
     return selected
 
 

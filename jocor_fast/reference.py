@@ -21,6 +21,7 @@ from torch import Tensor
 from .arguments import (
     check_batch_size,
     check_co_lambda,
+    check_dense,
     check_forget_rate,
     check_ignore_index,
     check_keep_arguments,
@@ -325,6 +326,7 @@ def _check_losses(losses: Tensor, eligible: Tensor | None) -> None:
 def _check_tensor(name: str, tensor: Tensor, dtypes: tuple[torch.dtype, ...], dimensions: int) -> None:
     if not isinstance(tensor, Tensor):
         raise TypeError(f"{name} must be a tensor, got {type(tensor).__name__}")
+    check_dense(name, tensor)
     if tensor.dtype not in dtypes:
         accepted = ", ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
         raise TypeError(f"{name} must be of one of the types {accepted}, got {tensor.dtype}")

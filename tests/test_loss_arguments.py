@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+import jocor_fast
 from loss_cases import dtype_name, everywhere, random_logits
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -233,6 +234,43 @@ def test_tensors_on_different_devices(loss, device, name):
         call(loss, name, z1, z2.to(elsewhere), target)
     with pytest.raises(ValueError, match="target"):
         call(loss, name, z1, z2, target.to(elsewhere))
+
+
+@everywhere
+@FUNCTIONS
+@pytest.mark.parametrize("kind", ["sparse_coo", "sparse_csr", "mkldnn", "quantized", "nested"])
+@pytest.mark.filterwarnings("ignore")  # torch's, of tensors that are to come or to go
+def test_a_tensor_that_is_not_dense_is_named(loss, device, name, kind):
+    z1, z2, target = random_logits(4, 3)
+    make = {
+        "sparse_coo": torch.Tensor.to_sparse,
+        "sparse_csr": torch.Tensor.to_sparse_csr,
+        "mkldnn": torch.Tensor.to_mkldnn,
+        "quantized": lambda z: torch.quantize_per_tensor(z, 0.1, 0, torch.qint8),
+        "nested": lambda z: torch.nested.nested_tensor(list(z), layout=torch.jagged),
+    }[kind]
+    sentence = f"must be a dense tensor, got a {kind} one"
+    with pytest.raises(TypeError, match=f"^logits1 {sentence}"):
+        call(loss, name, make(z1), make(z2), target)
+    with pytest.raises(TypeError, match=r"^losses must be a dense tensor, got a sparse_coo one"):
+        loss.select_small_loss(z1[:, 0].to_sparse(), 2)
+    with pytest.raises(TypeError, match=r"^target must be a dense tensor, got a sparse_coo one"):
+        call(loss, name, z1, z2, target.to_sparse())
+    with pytest.raises(TypeError, match=r"^logits must be a dense tensor, got a sparse_coo one"):
+        loss.forward_corrected_loss(z1.to_sparse(), target, np.eye(3))
+
+
+def test_a_transform_of_torch_func_is_told_what_is_accepted():
+    z1, z2, target = random_logits(4, 3)
+    for function in (
+        lambda z: jocor_fast.jocor_loss(z, z2, target, num_keep=2).loss,
+        lambda z: jocor_fast.joint_loss(z, z2, target).sum(),
+        lambda z: jocor_fast.coteaching_loss(z, z2, target, num_keep=2).loss,
+        lambda z: jocor_fast.decoupling_loss(z, z2, target).loss,
+        lambda z: jocor_fast.forward_corrected_loss(z, target, np.eye(3)),
+    ):
+        with pytest.raises(RuntimeError, match=r"^the loss cannot be differentiated by .* of torch\.func"):
+            torch.func.grad(function)(z1)
 
 
 @everywhere

@@ -121,6 +121,7 @@ def test_rate_outside_zero_to_one_is_refused(num_keep, forget_rate):
         ("8", 0.5, "ceil", TypeError, "batch_size"),
         (None, 0.5, "ceil", TypeError, "batch_size"),
         (-1, 0.5, "ceil", ValueError, "batch_size"),
+        (2**63, 0.5, "ceil", ValueError, "batch_size"),
         (8, False, "ceil", TypeError, "forget_rate"),
         (8, "0.5", "ceil", TypeError, "forget_rate"),
         (8, None, "ceil", TypeError, "forget_rate"),
