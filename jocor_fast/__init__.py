@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ._command import end_command
+from ._command import end_at_once_on_interrupt, end_command
 
 if TYPE_CHECKING:
     from .estimator import JoCoRClassifier
 
+end_at_once_on_interrupt()
 try:
     from . import noise, reference, schedules
     from ._extension import build_info

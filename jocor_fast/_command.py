@@ -1,19 +1,37 @@
-"""How the command ends where the package cannot be imported: in one sentence, as it ends of any other error.
+"""How the command ends before its own code is there: while the package is imported, which takes seconds.
 
-The package is imported before the command's own code, so that this cannot be caught there. Nothing here needs torch or
-the compiled part.
+An import that fails ends in one sentence, as any other error does; Ctrl-C ends the process, as it ends other programs,
+without a traceback. Nothing here needs torch or the compiled part.
 """
 
 from __future__ import annotations
 
+import signal
 import sys
 from pathlib import PurePath
 
 
 def end_command(error: ImportError) -> None:
-    """SystemExit with a sentence and exit code 1 if this process is `jocor-fast` or `python -m jocor_fast`."""
+    """SystemExit with a sentence and exit code 1 if this process is the command."""
+    if _is_the_command():
+        raise SystemExit(f"jocor-fast: error: {' '.join(str(error).split())}")
+
+
+def end_at_once_on_interrupt() -> None:
+    """Let Ctrl-C end the process, if it is the command, until `answer_interrupts`."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler and _is_the_command():
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def answer_interrupts() -> None:
+    """Have Ctrl-C raise KeyboardInterrupt again; where it is ignored (nohup), or the caller's affair, it stays so."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _is_the_command() -> bool:
+    """Whether this process is `jocor-fast` or `python -m jocor_fast`."""
     started = sys.argv[0] if sys.argv else ""
     # While Python looks for the module of -m, that flag itself stands in the place of the program's name.
     module = started == "-m" and {"jocor_fast", "-mjocor_fast"} & set(sys.orig_argv)
-    if module or PurePath(started).stem == "jocor-fast":
-        raise SystemExit(f"jocor-fast: error: {' '.join(str(error).split())}")
+    return bool(module) or PurePath(started).stem == "jocor-fast"

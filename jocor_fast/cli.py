@@ -22,6 +22,7 @@ from typing import Any, NoReturn
 from rich.console import Console
 
 from . import __version__
+from ._command import answer_interrupts
 from .commands import audit, estimate_noise, info, plot, predict, prepare, reproduce, search_lambda, train
 from .config import ConfigError, closest_option
 from .data import DataError
@@ -63,11 +64,15 @@ first steps
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command line (default: the process's own) and return its exit code."""
+    answer_interrupts()
     _write_any_character()
     try:
         parsed = _parsed(sys.argv[1:] if arguments is None else list(arguments))
     except ConfigError as error:
         return _fail(str(error), WRONG_USE)
+    except OSError as error:  # what --help and the like print cannot be written
+        _drop_output()
+        return _fail(error.strerror or str(error), FAILED)
     command = COMMANDS[parsed.command]
     if launched_together() > 1 and command is not train:
         return _fail(f"{parsed.command} runs in one process: torchrun is for `{PROGRAM} train`", WRONG_USE)
@@ -147,6 +152,16 @@ class _Parser(argparse.ArgumentParser):
         message = re.sub(r"^argument (\S+?)(?:/\S+)?: ", r"\1: ", message)
         raise ConfigError(message.replace(": expected one argument", " needs a value"))
 
+    def _print_message(self, message: str, file: Any = None) -> None:
+        """Without argparse's silence about output that cannot be written."""
+        if message:
+            (file or sys.stderr).write(message)
+
+    def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
+        """What has been printed is written before Python itself would have to, which complains in its own words."""
+        sys.stdout.flush()
+        super().exit(status, message)
+
 
 class _PrintCompletion(argparse.Action):
     """Prints the script that completes commands, options and their values in a shell, and ends."""
@@ -223,7 +238,13 @@ def _unknown_argument(argument: str, command: str | None) -> str:
 
 
 def _write_any_character() -> None:
-    """Escape what the output's encoding has no form for: τ in ASCII, the name of a file that is not UTF-8."""
+    """Escape what the output's encoding has no form for: τ in ASCII, the name of a file that is not UTF-8.
+
+    Where there is no output (`>&-`), what is written goes nowhere, and not into the file that is opened next.
+    """
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
         sys.stdout.reconfigure(errors="backslashreplace")
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
+import signal
 import subprocess
 import sys
 import warnings
@@ -209,6 +211,37 @@ def test_the_package_is_a_command() -> None:
     wrong = subprocess.run([sys.executable, "-m", "jocor_fast", "nothing"], capture_output=True, text=True)
     assert (wrong.returncode, wrong.stdout) == (2, "")
     assert wrong.stderr == f"jocor-fast: error: there is no command 'nothing'; try {EVERY_COMMAND}\n"
+
+
+@pytest.mark.parametrize("interrupted", ["numpy", "rich"])
+def test_ctrl_c_while_the_package_is_imported_leaves_no_traceback(interrupted: str) -> None:
+    """An import of the package, and one of the command's own."""
+    Path(f"{interrupted}.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n", encoding="utf-8")
+    child = subprocess.run([sys.executable, "-m", "jocor_fast", "info"], capture_output=True, text=True, check=False)
+    assert (child.returncode, child.stdout, child.stderr) == (-signal.SIGINT, "", "")
+
+
+def test_without_any_output_the_command_does_what_it_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python's streams are None where the shell has closed them (>&-)."""
+    monkeypatch.setattr("jocor_fast.commands.train.run", lambda _, console: console.print("done") or 0)
+    for arguments in (["train"], ["--version"]):
+        monkeypatch.setattr(sys, "stdout", None)
+        monkeypatch.setattr(sys, "stderr", None)
+        with pytest.raises(SystemExit) if arguments == ["--version"] else contextlib.nullcontext():
+            assert main(arguments) == 0
+        for stream in (sys.stdout, sys.stderr):
+            stream.close()
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
+@pytest.mark.parametrize("arguments", [["train", "--help"], ["--version"]])
+def test_help_that_cannot_be_written_is_an_error(
+    arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with open("/dev/full", "w", encoding="utf-8") as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        assert main(arguments) == 1
+    assert capsys.readouterr().err == "jocor-fast: error: No space left on device\n"
 
 
 def test_a_warning_of_the_library_is_one_line_and_others_look_as_ever(
