@@ -79,7 +79,7 @@ def an_audit(samples: int = 399) -> tuple[Audit, np.ndarray]:
     return audit_history(SampleStatistics(labels, seen, seen // 2, np.ones(samples), probability, prediction)), true
 
 
-def a_page(found: Audit, most: int, picture: Any = None) -> str:
+def a_page(found: Audit, most: int, picture: Any = None, paths: Any = None) -> str:
     return audit_page(
         found,
         title="test",
@@ -90,6 +90,7 @@ def a_page(found: Audit, most: int, picture: Any = None) -> str:
         picture=picture,
         matrix_picture=data_uri(np.zeros((4, 4), dtype=np.uint8), 1 / 255),
         most=most,
+        paths=paths,
     )
 
 
@@ -171,7 +172,16 @@ def test_only_what_somebody_doubts_is_shown() -> None:
     assert not clean.wrong.any()
     assert not len(shown_samples(clean, 90))
     assert '"samples":[],"hidden":[]' in a_page(clean, 90)
-    assert '"picture":null' in a_page(found, 90)
+    assert '"picture":null,"path":null' in a_page(found, 90)
+
+
+def test_a_sample_that_lies_in_a_file_is_shown_with_its_path() -> None:
+    found, _ = an_audit()
+    paths = [f"cat/{number}.jpg" for number in range(399)]
+    page = a_page(found, 90, paths=paths)
+    first = int(shown_samples(found, 90)[0])
+    assert f'"id":{first},' in page
+    assert f'"path":"cat/{first}.jpg"' in page
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,7 @@ def audit_page(
     picture: Callable[[int], str | None] | None,
     matrix_picture: str,
     most: int,
+    paths: Sequence[str] | None = None,
 ) -> str:
     """The page's text.
 
@@ -39,6 +40,7 @@ def audit_page(
             where samples are no images.
         matrix_picture: the address of the picture of the noise matrix.
         most: how many samples to show at most.
+        paths: the file of each sample of the data set; None where they lie in none.
     """
     shown = shown_samples(found, most)
     hidden = np.setdiff1d(np.flatnonzero(found.wrong), shown, assume_unique=True)
@@ -52,7 +54,7 @@ def audit_page(
         "flagged": int(found.wrong.sum()),
         "audited": len(ids),
         "matrix": matrix_picture,
-        "samples": [_sample(found, row, int(ids[row]), picture) for row in shown.tolist()],
+        "samples": [_sample(found, row, int(ids[row]), picture, paths) for row in shown.tolist()],
         "hidden": [[int(ids[row]), int(found.suggested[row])] for row in hidden.tolist()],
     }
     # In a script "</script" would end it, and after "<!--<script" nothing would, whatever they stand in.
@@ -77,7 +79,9 @@ def shown_samples(found: Audit, most: int) -> np.ndarray:
     return ranked[places[:most]]
 
 
-def _sample(found: Audit, row: int, number: int, picture: Callable[[int], str | None] | None) -> Mapping[str, Any]:
+def _sample(
+    found: Audit, row: int, number: int, picture: Callable[[int], str | None] | None, paths: Sequence[str] | None
+) -> Mapping[str, Any]:
     other = int(found.suggested[row])
     contradictions = [int(p[row]) for p in found.prediction if p[row] not in (-1, found.given[row])]
     if not found.wrong[row] and contradictions:
@@ -92,4 +96,5 @@ def _sample(found: Audit, row: int, number: int, picture: Callable[[int], str | 
         "selected": int(found.selected[row]),
         "seen": int(found.seen[row]),
         "picture": None if picture is None else picture(number),
+        "path": None if paths is None else paths[number],
     }

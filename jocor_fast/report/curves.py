@@ -24,6 +24,7 @@ Metrics = Sequence[Mapping[str, Any]]
 
 # The two rows of the paper's figures: metrics field, axis label.
 ROWS = (("test_accuracy", "test accuracy (%)"), ("label_precision", "label precision (%)"))
+LOSS = ("train_loss", "training loss")  # for runs of which neither is known
 PANEL_INCHES = (4.2, 2.8)
 MARKER_EPOCHS = 3  # a line through so few points is hard to see without markers
 
@@ -31,16 +32,21 @@ MARKER_EPOCHS = 3  # a line through so few points is hard to see without markers
 def draw_curves(metrics: Metrics, path: str | os.PathLike[str]) -> None:
     """Draw one run: test accuracy (and validation accuracy where there is one) above, label precision below.
 
-    A run of one epoch becomes a dot, a field without any value an empty panel that says "n/a".
+    A run of one epoch becomes a dot. What no epoch has is left out; where that is all, the training loss is drawn.
 
     Args:
         metrics: a dict an epoch: epoch, test_accuracy, label_precision, val_accuracy (fractions, or None).
         path: the image to write; its ending gives the format.
     """
-    figure, axes = _panels(columns=1)
-    for axis, (field, label) in zip(axes[:, 0], ROWS, strict=True):
+    validated = _has([metrics], "val_accuracy")
+    rows = _rows([metrics])
+    if validated:
+        others = [row for row in rows if row[0] == "label_precision"]
+        rows = [("test_accuracy", "accuracy (%)"), *others]
+    figure, axes = _panels(rows, columns=1)
+    for axis, (field, label) in zip(axes[:, 0], rows, strict=True):
         _draw_line(axis, [metrics], field, name="test" if field == "test_accuracy" else "", color="C0")
-        if field == "test_accuracy" and any(line.get("val_accuracy") is not None for line in metrics):
+        if field == "test_accuracy" and validated:
             _draw_line(axis, [metrics], "val_accuracy", name="validation", color="C1", style="--")
             axis.legend(loc="lower right", fontsize="small")
         _finish(axis, label)
@@ -52,16 +58,19 @@ def draw_comparison(
 ) -> None:
     """Draw methods against each other: a column a noise type, a line a method, shaded by ± one standard deviation.
 
+    The rows are those of `draw_curves`; where a column has no value of a row that others have, it says "n/a".
+
     Args:
         panels: {column title: {method: [metrics of each run]}}; where runs differ in length, an epoch is averaged over
             those that reached it.
         path: the image to write; its ending gives the format.
         title: heads the figure.
     """
-    figure, axes = _panels(columns=max(len(panels), 1))
+    rows = _rows([run for methods in panels.values() for runs in methods.values() for run in runs])
+    figure, axes = _panels(rows, columns=max(len(panels), 1))
     names = list(dict.fromkeys(method for methods in panels.values() for method in methods))
     for column, (heading, methods) in enumerate(panels.items()):
-        for axis, (field, label) in zip(axes[:, column], ROWS, strict=True):
+        for axis, (field, label) in zip(axes[:, column], rows, strict=True):
             for method, runs in methods.items():
                 _draw_line(axis, runs, field, name=as_drawn(method), color=f"C{names.index(method)}")
             _finish(axis, label if column == 0 else "")
@@ -95,9 +104,18 @@ def save_figure(figure: Figure, path: str | os.PathLike[str], title: str = "") -
     write_bytes(target, picture.getvalue())
 
 
-def _panels(columns: int) -> tuple[Figure, np.ndarray]:
-    figure = new_figure(PANEL_INCHES[0] * columns + 0.6, PANEL_INCHES[1] * len(ROWS))
-    axes = figure.subplots(len(ROWS), columns, sharex=True, squeeze=False)
+def _rows(runs: Sequence[Metrics]) -> list[tuple[str, str]]:
+    """What there is to draw of these runs: metrics field, axis label."""
+    return [row for row in ROWS if _has(runs, row[0])] or ([LOSS] if _has(runs, LOSS[0]) else list(ROWS))
+
+
+def _has(runs: Sequence[Metrics], field: str) -> bool:
+    return any(line.get(field) is not None for metrics in runs for line in metrics)
+
+
+def _panels(rows: Sequence[tuple[str, str]], columns: int) -> tuple[Figure, np.ndarray]:
+    figure = new_figure(PANEL_INCHES[0] * columns + 0.6, PANEL_INCHES[1] * len(rows))
+    axes = figure.subplots(len(rows), columns, sharex=True, squeeze=False)
     for axis in axes[-1]:
         axis.set_xlabel("epoch")
     return figure, axes
@@ -106,10 +124,11 @@ def _panels(columns: int) -> tuple[Figure, np.ndarray]:
 def _draw_line(axis: Axes, runs: Sequence[Metrics], field: str, *, name: str, color: str, style: str = "-") -> None:
     """The mean over the runs that have a value at an epoch, shaded by ± one standard deviation where several have."""
     by_epoch: dict[int, list[float]] = {}
+    scale = 1.0 if field == LOSS[0] else 100.0  # fractions are drawn as percent
     for metrics in runs:
         for line in metrics:
             if line.get(field) is not None:
-                by_epoch.setdefault(int(line["epoch"]), []).append(100.0 * float(line[field]))
+                by_epoch.setdefault(int(line["epoch"]), []).append(scale * float(line[field]))
     if not by_epoch:
         return
     epochs = sorted(by_epoch)

@@ -38,6 +38,11 @@ def listed(names: Iterable[str], word: str) -> str:
     return f"{', '.join(others)} {word} {last}" if others else last
 
 
+def counted(number: int, noun: str) -> str:
+    """ "1 epoch", "2 epochs"."""
+    return f"{number} {noun}{'s' * (number != 1)}"
+
+
 class TrainingProgress:
     """Shows a run of `epochs` epochs on a console: a context manager whose `on_step` and `on_epoch` the engine calls.
 
