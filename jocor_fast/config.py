@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import os
 import re
 import sys
 from collections.abc import Iterator, Mapping
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from .data import CLOTHING1M, CSV_PREFIX, FOLDER_PREFIX, NPZ_PREFIX, DataError, holds_files
+from .data.arrays import user_path
 from .engine.errors import RunError
 from .engine.settings import TrainSettings
 from .experiments import PRESETS, PUBLISHED_CO_LAMBDA, preset_co_lambda
@@ -141,6 +143,7 @@ def resolve(flags: Mapping[str, str | bool], file: str | None = None) -> Config:
     config.train_settings()
     if config["output"] is None:
         config.decide("output", str(Path("runs") / default_run_name(config)))
+    config.values["output"] = str(user_path(config["output"]))  # in a file, and after "=", no shell knows what ~ is
     return config
 
 
@@ -151,12 +154,12 @@ def read_config_file(file: str) -> dict[str, Any]:
         ConfigError: the file cannot be read, is no TOML, or holds an unknown key or a value of the wrong type.
     """
     try:
-        content = tomllib.loads(Path(file).read_text(encoding="utf-8"))
+        content = tomllib.loads(user_path(file).read_text(encoding="utf-8-sig"))  # as Windows' editors save it too
     except OSError as error:
         raise ConfigError(f"--config {file} cannot be read: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"--config {file} must be a text file in UTF-8") from error
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:  # TOMLDecodeError, or Python's of a number with too many digits
         raise ConfigError(f"--config {file} is not valid TOML: {error}") from error
     unknown = [name for name in content if name not in OPTIONS]
     if unknown:
@@ -260,9 +263,11 @@ def _decide_training(config: Config) -> None:
 def default_run_name(config: Config) -> str:
     """The folder of a run that was given none: what tells runs apart, as "digits-jocor-symmetric-0.5-seed0"."""
     dataset = config["dataset"]
-    for prefix in (NPZ_PREFIX, FOLDER_PREFIX, CSV_PREFIX):
+    for prefix in (NPZ_PREFIX, CSV_PREFIX):
         if dataset.startswith(prefix):
             dataset = Path(dataset.removeprefix(prefix)).stem
+    if dataset.startswith(FOLDER_PREFIX):  # which may be the current one, and have dots in its name
+        dataset = Path(os.path.abspath(user_path(dataset.removeprefix(FOLDER_PREFIX)))).name
     if config["labels"] is not None:
         noise = Path(config["labels"]).name.replace(":", "-")
     elif config["noise_matrix"] is not None:

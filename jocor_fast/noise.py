@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from jocor_fast.arguments import ROW_SUM_TOLERANCE, as_integer, as_real
-from jocor_fast.data.arrays import read_npy
+from jocor_fast.data.arrays import read_npy, user_path
 from jocor_fast.data.cifar100_classes import FINE_CLASSES, SUPERCLASSES
 from jocor_fast.data.classes import as_array, class_numbers
 from jocor_fast.data.dataset import DataError
@@ -156,7 +156,7 @@ def read_transition(path: str | os.PathLike[str], num_classes: int) -> np.ndarra
     """
     name = f"the matrix in {os.fspath(path)} (--noise-matrix)"
     try:
-        return check_transition(read_npy(path), num_classes, name)
+        return check_transition(read_npy(user_path(path)), num_classes, name)
     except DataError:
         raise
     except (TypeError, ValueError) as error:

@@ -6,6 +6,7 @@ recipe replaces is decided in config.py.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields
 from typing import Any, Literal
@@ -72,12 +73,13 @@ class Option:
         """A value of the right type (an int where a float is meant becomes one); ValueError if it is of another."""
         number = isinstance(value, (int, float)) and not isinstance(value, bool)
         if self.kind == "number" and number:
-            return float(value)
+            with contextlib.suppress(OverflowError):  # a whole number beyond the largest float
+                return float(value)
         if self.kind == "whole" and number and isinstance(value, int):
             return value
         if self.kind == "switch" and isinstance(value, bool):
             return value
-        if self.kind == "text" and isinstance(value, str) and value:
+        if self.kind == "text" and isinstance(value, str) and value and "\0" not in value:
             return value
         if isinstance(value, str) and value in self.choices:
             return value

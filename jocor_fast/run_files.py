@@ -1,4 +1,4 @@
-"""The files of a run: their names, and how they are read back (`engine.folder` writes them)."""
+"""The files of a run, and what other commands leave: their names, and how they are read back."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ CHECKPOINT, PREVIOUS_CHECKPOINT, BEST = "checkpoint.pt", "checkpoint-previous.pt
 BAD_FILES = "bad_files.txt"
 FIRST_STAGE = "first-stage"  # a folder of the same kind, of a method that trains in two
 LOG_NAME = "train.log"  # what a run that another command started has printed
+AUDIT, NOISE_ESTIMATE, LAMBDA_SEARCH, PREPARED = "audit.json", "noise-estimate.json", "search.json", "prepared.json"
+OURS = frozenset({METRICS, AUDIT, NOISE_ESTIMATE, LAMBDA_SEARCH, PREPARED})  # a folder with one has pictures of ours
 ERROR_PREFIX = "jocor-fast: error: "
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import math
 import os
@@ -35,17 +36,31 @@ def finite_or_none(value: Any) -> Any:
     return value
 
 
+def check_writable(folder: Path) -> None:
+    """An OSError, as writing would end in, where files cannot be written into a folder, which need not be there yet.
+
+    For what is computed at length before it is written.
+    """
+    nearest = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
+    if not nearest.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), os.fspath(nearest))
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), os.fspath(nearest))
+
+
 def write_text(path: Path, text: str) -> None:
     """Write text in UTF-8; names of files keep the bytes that they have on disk."""
     write_bytes(path, text.encode(errors="surrogateescape"))
 
 
 def write_bytes(path: Path, data: bytes) -> None:
-    """Write a file, in the place of what has its name."""
+    """Write a file, in the place of what has its name; an OSError names it, not what it is called meanwhile."""
     partial = path.with_name(f"{path.name}{PARTIAL}")
     try:
         partial.write_bytes(data)
         os.replace(partial, path)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, os.fspath(path)) from error
     finally:  # of a full disk nothing is left behind
         with contextlib.suppress(OSError):
             partial.unlink(missing_ok=True)

@@ -56,6 +56,36 @@ TEST = DIGITS.test_inputs
 assert isinstance(TEST, np.ndarray)
 
 
+def test_where_predictions_cannot_be_written_is_told_before_they_are_made(
+    digits: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Predictor, "load", lambda *_: pytest.fail("loaded"))
+    (tmp_path / "file").touch()
+    command = ["predict", str(digits), "x.npy", "--device=cpu"]
+    assert main([*command, f"--output={tmp_path}"]) == 2
+    assert f"--output must be a file, got the folder {tmp_path}" in capsys.readouterr().err
+    assert main([*command, f"--output={tmp_path / 'file' / 'labels.csv'}"]) == 1
+    assert f"{tmp_path / 'file'}: Not a directory" in capsys.readouterr().err
+
+
+def test_predictions_are_written_into_a_folder_that_is_not_there_yet(digits: Path, tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", TEST[:2])
+    output = tmp_path / "new" / "labels.csv"
+    assert main(["predict", str(digits), str(tmp_path / "x.npy"), f"--output={output}", "--device=cpu"]) == 0
+    assert output.read_text(encoding="utf-8").count("\n") == 3
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
+def test_predictions_that_cannot_be_printed_are_an_error(
+    digits: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    np.save(tmp_path / "x.npy", TEST[:2])
+    with open("/dev/full", "w", encoding="utf-8") as full:
+        monkeypatch.setattr("sys.stdout", full)
+        assert main(["predict", str(digits), str(tmp_path / "x.npy"), "--device=cpu"]) == 1
+    assert capsys.readouterr().err == "jocor-fast: error: No space left on device\n"
+
+
 @pytest.mark.parametrize("file", ["checkpoint.pt", "best.pt"])
 @pytest.mark.parametrize("network", ["1", "2", "mean"])
 def test_an_array_is_labelled_as_the_networks_do(

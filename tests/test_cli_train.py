@@ -297,6 +297,30 @@ def test_a_folder_that_holds_a_run_is_refused_before_anything_is_estimated(
     assert "--output: run holds a run already" in capsys.readouterr().err
 
 
+def test_an_output_that_is_a_file_is_refused_before_anything_is_estimated(
+    blobs: np.ndarray, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("file").touch()
+    data = ("--dataset", "npz:blobs.npz", "--noise-rate", "0.25")
+    for command in ("train", "estimate_noise"):
+        monkeypatch.setattr(f"jocor_fast.commands.{command}.estimate_noise", lambda *_, **__: pytest.fail("estimated"))
+    assert train(*data, "--forget-rate", "auto", folder="file/run") == 1
+    assert "--output: file/run cannot be written (Not a directory)" in capsys.readouterr().err
+    assert main(["estimate-noise", *data, "--output", "file"]) == 1
+    assert capsys.readouterr().err.endswith("file: Not a directory\n")
+
+
+def test_a_run_without_test_data_and_true_labels_says_so_and_what_to_do_next(
+    blobs: np.ndarray, capsys: pytest.CaptureFixture[str]
+) -> None:
+    np.save("given.npy", np.array(["ant", "bee", "cat", "dog"])[blobs])
+    assert train("--dataset=npz:blobs.npz", "--labels=given.npy", "--forget-rate=.2", "--no-test", folder="a run") == 0
+    out = capsys.readouterr().out
+    assert "measured  no accuracy, without test data and true labels (--val-fraction 0.1 would hold labels out)" in out
+    assert "next      jocor-fast audit 'a run'\n" in out
+    assert "last epoch" not in out
+
+
 def test_resume_without_a_run_starts_one(blobs: np.ndarray) -> None:
     assert train("--dataset", "npz:blobs.npz", "--resume") == 0
     assert len(content("metrics.jsonl")) == 2

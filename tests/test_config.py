@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import MISSING, fields
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from jocor_fast.config import ConfigError, read_config_file, resolve
 from jocor_fast.engine.settings import TrainSettings
+from jocor_fast.noise import read_transition
 from jocor_fast.options import OPTIONS
 
 # Every option once: text of the flag, what it resolves to, and the flags that it needs beside it.
@@ -210,9 +212,12 @@ def test_the_default_folder_tells_runs_apart(flags: dict[str, str], folder: str)
         ("epochs = true", "epochs in {} must be a whole number, got True"),
         ("lr = '1e-3'", "lr in {} must be a number, got '1e-3'"),
         ("lr = false", "lr in {} must be a number, got False"),
+        (f"lr = 1{'0' * 400}", "lr in {} must be a number, got 1000"),
+        (f"lr = 1{'0' * 5000}", "--config {} is not valid TOML: "),
         ("resume = 'yes'", "resume in {} must be true or false, got 'yes'"),
         ("dataset = 3", "dataset in {} must be text, got 3"),
         ("output = ''", "output in {} must be text, got ''"),
+        ('output = "a\\u0000b"', "output in {} must be text, got 'a\\x00b'"),
         ("method = 'jocr'", "method in {} must be one of "),
         ("method = ['jocor']", "method in {} must be one of "),
         ("epochs = 0", "epochs in {} must be at least 1, got 0"),
@@ -254,3 +259,30 @@ def test_messages_of_the_library_name_the_flag_or_the_key(tmp_path: Path) -> Non
     assert config.relabelled("rate (--noise-rate) must lie in [0, 1)") == "--noise-rate must lie in [0, 1)"
     assert config.relabelled("seed must be small").startswith("seed in ")
     assert config.relabelled("labels.csv, line 3: no") == "labels.csv, line 3: no"
+
+
+def test_a_file_that_windows_saved_is_read(tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_bytes(b"\xef\xbb\xbfepochs = 3\r\nseed = 5\r\n")
+    assert read_config_file(str(file)) == {"epochs": 3, "seed": 5}
+
+
+def test_a_home_that_no_shell_has_written_out_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a file, and after "=" on the command line; a folder that is called ~ would be in the way for long."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    file = tmp_path / "run.toml"
+    file.write_text('output = "~/runs/first"\n', encoding="utf-8")
+    assert resolve({}, "~/run.toml")["output"] == str(tmp_path / "runs" / "first")
+    assert resolve({"output": "~/other"})["output"] == str(tmp_path / "other")
+    np.save(tmp_path / "q.npy", np.eye(3))
+    assert read_transition("~/q.npy", 3).shape == (3, 3)
+
+
+@pytest.mark.parametrize("folder", [".", "../photos.v2", "./"])
+def test_a_run_on_the_current_folder_is_called_by_its_name(
+    folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "photos.v2").mkdir()
+    monkeypatch.chdir(tmp_path / "photos.v2")
+    config = resolve({"dataset": f"folder:{folder}", "forget_rate": "0.1"})
+    assert config["output"] == "runs/photos.v2-jocor-as-labelled-seed0"

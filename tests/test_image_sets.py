@@ -29,6 +29,27 @@ def write_images(folder: Path, *names: str) -> None:
         (folder / name).write_bytes(encoded(picture(0, (8, 8), np.random.default_rng(0))))
 
 
+def test_what_was_written_beside_the_class_folders_is_no_class(tmp_path: Path) -> None:
+    """As after `cd photos; jocor-fast train --dataset folder:.`, whose files are in runs/."""
+    write_images(tmp_path, "cat/1.jpg", "dog/2.jpg", "runs/first/curves.png", "runs/first/audit/noise-matrix.png")
+    write_images(tmp_path, "runs/noise/noise-matrix.png", "runs/search/search.png", "runs/other/noise-matrix.png")
+    write_images(tmp_path, "runs/small/cat/1.jpg", "runs/small/dog/2.jpg")
+    names = (
+        "first/metrics.jsonl",
+        "small/prepared.json",
+        "noise/noise-estimate.json",
+        "search/search.json",
+        "other/audit.json",
+    )
+    for name in names:
+        append(tmp_path / "runs" / name, "{}\n")
+    dataset = loaded(f"folder:{tmp_path}")
+    assert dataset.class_names == ("cat", "dog")
+    assert dataset.train.paths == ["cat/1.jpg", "dog/2.jpg"]
+    folders = ", ".join(f"{tmp_path}/runs/{name}" for name in ("first", "noise", "other", "search", "small"))
+    assert dataset.notes == (f"{folders}: written by jocor-fast, so that its pictures are no images to train on",)
+
+
 @pytest.mark.parametrize("in_annotations", [True, False])
 @pytest.mark.parametrize("below", ["", "clothing1m"])
 def test_clothing1m_is_read_in_its_official_layout(tmp_path: Path, below: str, in_annotations: bool) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from rich.console import Console
 
 from jocor_fast.report.curves import draw_comparison, draw_curves
 from jocor_fast.report.results import best_epoch, mean_and_std
-from jocor_fast.report.screen import TrainingProgress, epoch_line, final_table, say, say_subjects
+from jocor_fast.report.screen import TrainingProgress, counted, epoch_line, final_table, say, say_subjects
 from jocor_fast.report.tables import TextTable, csv_text, percent, percent_with_std
 from jocor_fast.run_files import read_json, read_metrics
 from jocor_fast.whole_file import write_text
@@ -69,14 +70,30 @@ def test_curves_draw_validation_where_there_is_some(tmp_path: Path) -> None:
 
 
 def test_curves_leave_out_what_is_unknown(tmp_path: Path) -> None:
+    both, one = tmp_path / "both.png", tmp_path / "one.png"
+    draw_curves([line(epoch) for epoch in range(1, 20)], both)
+    draw_curves([line(epoch, precision=None) for epoch in range(1, 20)], one)
+    assert len(imread(one)) == len(imread(both)) // 2
+    assert pixels_of(one, BLUE) > 50
+
+
+@pytest.mark.parametrize("draw", [draw_curves, lambda run, path: draw_comparison({"photos": {"JoCoR": [run]}}, path)])
+def test_curves_of_a_run_without_accuracy_and_precision_show_its_loss(
+    draw: Callable[[list[dict[str, Any]], Path], None], tmp_path: Path
+) -> None:
     path = tmp_path / "curves.png"
-    draw_curves([line(epoch, precision=None) for epoch in range(1, 20)], path)
-    above, below = halves(path)
-    assert pixels_of(path, BLUE, above) > 50
-    assert pixels_of(path, BLUE, below) == 0
+    draw([line(epoch, None, None, train_loss=1 / epoch) for epoch in range(1, 20)], path)
+    assert pixels_of(path, BLUE) > 50
 
 
-@pytest.mark.parametrize(("metrics", "dots"), [([line(1)], True), ([line(1, None, None)], False), ([], False)])
+def test_curves_of_validation_alone_are_drawn(tmp_path: Path) -> None:
+    path = tmp_path / "curves.png"
+    draw_curves([line(epoch, None, None, val_accuracy=epoch / 20) for epoch in range(1, 20)], path)
+    assert pixels_of(path, ORANGE) > 50
+    assert pixels_of(path, BLUE) == 0
+
+
+@pytest.mark.parametrize(("metrics", "dots"), [([line(1)], True), ([line(1, None, None)], True), ([], False)])
 def test_curves_of_one_epoch_or_none(metrics: list[dict[str, Any]], dots: bool, tmp_path: Path) -> None:
     path = tmp_path / "curves.png"
     draw_curves(metrics, path)
@@ -312,3 +329,15 @@ def test_a_line_is_said_as_it_is_whatever_is_in_it() -> None:
     assert console.file.getvalue() == (  # type: ignore[attr-defined]
         "2 runs, in runs/:cat:/[bold]/a folder with a long name\nτ       0.2 [link]\ntable   runs/:cat:/table.md\n"
     )
+
+
+def test_a_file_that_cannot_be_written_is_named_as_it_is_meant_to_be(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    for path in (tmp_path / "absent" / "table.md", tmp_path / "folder"):
+        with pytest.raises(OSError, match="directory") as raised:
+            write_text(path, "text")
+        assert raised.value.filename == str(path)
+
+
+def test_one_of_a_thing_is_not_several() -> None:
+    assert [counted(number, "epoch") for number in (0, 1, 2)] == ["0 epochs", "1 epoch", "2 epochs"]

@@ -277,6 +277,7 @@ WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"networks": AuxiliaryHead}, TypeError, "networks must give logits .* in training mode .* got tuple"),
     ({"method": "standard", "networks": (small_mlp(), small_mlp())}, ValueError, "trains one network, got 2"),
     ({"forget_rate": 1.0}, ValueError, "forget_rate"),
+    ({"output": 3}, TypeError, "output must be a str, a path or None, got int"),
     ({"precision": "float8"}, ValueError, "precision must be one of"),
 ]
 

@@ -16,14 +16,15 @@ from rich.console import Console
 
 from ..config import ConfigError
 from ..data import Dataset, ImageDataset
+from ..data.arrays import user_path
 from ..data.image_set import ImageList
 from ..engine.errors import RunError
 from ..engine.folder import read_history
 from ..report.audit_page import audit_page
-from ..report.screen import say, say_subjects
+from ..report.screen import counted, say, say_subjects
 from ..report.tables import csv_text, percent
 from ..report.thumbnails import data_uri, file_uri, image_file_uri, is_image
-from ..run_files import read_metrics
+from ..run_files import AUDIT, read_metrics
 from ..stored_run import read_config, task_of_run
 from ..task import Task
 from ..whole_file import write_json, write_text
@@ -43,7 +44,7 @@ learnt wrong labels by heart do not find them, and only samples that they were
 not trained on show it: where there are test data, or the run held some out
 (--val-fraction), networks that do no better on those than chance are warned of."""
 
-LIST, REPORT, PAGE, CORRECTED = "suspicious.csv", "audit.json", "audit.html", "corrected.csv"
+LIST, PAGE, CORRECTED = "suspicious.csv", "audit.html", "corrected.csv"
 MATRIX = "noise-matrix.png"
 MOST_IMAGES = 1000
 # On MNIST the F1 score of what is found still grows from epoch 20 (.90 to .98) to epoch 40 (.91 to .985).
@@ -71,13 +72,13 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
         raise ConfigError(f"audit takes the folder of one run, got {len(arguments.runs) or 'none'}")
     most = _whole("--images", arguments.images)
     folder = Path(arguments.runs[0])
-    output = folder / "audit" if arguments.output is None else Path(arguments.output)
+    output = folder / "audit" if arguments.output is None else user_path(arguments.output)
     audited = AuditedRun.of(folder, arguments.data_root, console)
     output.mkdir(parents=True, exist_ok=True)
-    files = {"picture": MATRIX, "list": LIST, "report": REPORT, "page": PAGE}
+    files = {"picture": MATRIX, "list": LIST, "report": AUDIT, "page": PAGE}
     audited.draw_matrix(output / MATRIX)
     write_text(output / LIST, audited.list_text())
-    write_json(output / REPORT, audited.report())
+    write_json(output / AUDIT, audited.report())
     write_text(output / PAGE, audited.page_text(output / MATRIX, most))
     if arguments.apply:
         files["corrected"] = CORRECTED
@@ -93,7 +94,7 @@ def _reservation(found: Audit) -> str | None:
     """Why not to believe what was found, None where nothing speaks against it."""
     seen = int(np.median(found.seen))
     if seen < FEW_STEPS:
-        return f"has seen each sample {seen} times only: not much to judge by"
+        return f"has seen each sample {counted(seen, 'time')} only: not much to judge by"
     agreement = float(np.mean(found.prediction == found.given))
     by_chance = float(np.bincount(found.given).max()) / len(found.given)
     if agreement <= _upper_bound(by_chance, len(found.given)):
@@ -233,6 +234,7 @@ class AuditedRun:
 
     def page_text(self, matrix: Path, most: int) -> str:
         """The page, with the picture of the matrix in it."""
+        files = self._files()
         return audit_page(
             self.found,
             title=self.title,
@@ -243,6 +245,7 @@ class AuditedRun:
             picture=self._picture(),
             matrix_picture=file_uri(matrix),
             most=most,
+            paths=None if files is None else files.paths,
         )
 
     def _files(self) -> ImageList | None:

@@ -16,8 +16,9 @@ from ..noise_estimate import estimate_noise
 from ..options import AUTO, OPTIONS
 from ..report.screen import say, say_subjects, warm_up_progress
 from ..report.tables import percent
+from ..run_files import NOISE_ESTIMATE
 from ..task import build_task
-from ..whole_file import write_bytes, write_json
+from ..whole_file import check_writable, write_bytes, write_json
 from .flags import declare
 
 SUMMARY = "estimate how many labels are wrong, and the noise matrix"
@@ -31,7 +32,7 @@ each on half of the data, and predict the other half; a validation set with true
 labels that the data set brings tells how often they err.
 train --forget-rate auto does the same before it trains."""
 
-ESTIMATE, MATRIX, PICTURE = "noise-estimate.json", "transition.npy", "noise-matrix.png"
+MATRIX, PICTURE = "transition.npy", "noise-matrix.png"
 TAKEN = (
     *("dataset", "data_root", "labels", "clean_labels", "noise", "noise_rate", "noise_seed", "noise_matrix"),
     *("model", "pretrained", "epochs", "batch_size", "lr", "optimizer", "weight_decay", "augment", "seed"),
@@ -61,13 +62,14 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     config = resolve({"forget_rate": AUTO, "no_test": True, **flags}, arguments.config)
     if config["val_labels"] == "small-loss":
         raise ConfigError(f"{config.label('val_labels')} must be clean or noisy for estimate-noise, got 'small-loss'")
+    output = Path(config["output"] if config.given("output") else f"runs/noise-{default_run_name(config)}")
+    check_writable(output)
     task = build_task(config, announce=partial(say, console))
     epochs = config["epochs"] if config.given("epochs") else None
     with warm_up_progress(console) as on_epoch:
         found = estimate_noise(config, task, epochs=epochs, on_epoch=on_epoch)
-    output = Path(config["output"] if config.given("output") else f"runs/noise-{default_run_name(config)}")
     output.mkdir(parents=True, exist_ok=True)
-    write_json(output / ESTIMATE, found.as_dict())
+    write_json(output / NOISE_ESTIMATE, found.as_dict())
     buffer = io.BytesIO()
     np.save(buffer, found.transition)
     write_bytes(output / MATRIX, buffer.getvalue())
@@ -80,7 +82,7 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
         "data": f"{task.dataset.name}: {len(task.train.labels):,} training samples, {task.dataset.num_classes} classes",
         "τ": f"{percent(found.rate)} ± {percent(found.uncertainty)} % of the labels are wrong",
         "method": found.method,
-        "estimate": str(output / ESTIMATE),
+        "estimate": str(output / NOISE_ESTIMATE),
         "matrix": f"{output / MATRIX}, {output / PICTURE}",
         "next": f"jocor-fast train … --forget-rate {found.rate:.3f}",
     }

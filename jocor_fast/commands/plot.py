@@ -11,6 +11,7 @@ from rich.console import Console
 
 from ..config import ConfigError
 from ..data import DataError
+from ..data.arrays import user_path
 from ..engine.errors import RunError
 from ..report.comparison import ComparedRun, find_runs, grouped
 from ..report.screen import say, say_subjects
@@ -43,7 +44,7 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
         raise ConfigError("plot takes the folders of runs, got none")
     found = [run for folder in map(Path, arguments.runs) for run in _runs(folder)]
     runs = list({run.folder.resolve(): run for run in found}.values())  # "runs runs/*" names each of them twice
-    output = Path(arguments.output)
+    output = user_path(arguments.output)
     output.mkdir(parents=True, exist_ok=True)
     from ..report.curves import draw_comparison  # matplotlib takes half a second to import
 

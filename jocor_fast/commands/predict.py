@@ -13,14 +13,14 @@ import torch
 from rich.console import Console
 
 from ..config import ConfigError
-from ..data.arrays import split_key
+from ..data.arrays import split_key, user_path
 from ..data.image_file import BadImage
 from ..data.image_set import IMAGE_SUFFIXES
 from ..engine.environment import resolve_device
 from ..engine.errors import RunError
 from ..predictor import Predictor
 from ..report.tables import csv_text
-from ..whole_file import write_text
+from ..whole_file import check_writable, write_text
 from .flags import declare_alone
 
 SUMMARY = "label images or arrays by the networks of a run"
@@ -58,6 +58,11 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
         raise ConfigError("predict takes a checkpoint and at least one path to label")
     if arguments.network not in NETWORKS:
         raise ConfigError(f"--network must be one of {', '.join(NETWORKS)}, got {arguments.network!r}")
+    output = None if arguments.output is None else user_path(arguments.output)
+    if output is not None:  # before anything is predicted for it
+        if output.is_dir():
+            raise ConfigError(f"--output must be a file, got the folder {output}")
+        check_writable(output.parent)
     try:
         device = resolve_device(arguments.device)
     except (ValueError, RuntimeError) as error:
@@ -74,10 +79,12 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     if bad and not rows:
         raise RunError(_none_labelled(bad))
     text = csv_text(columns, rows)
-    if arguments.output is None:
+    if output is None:
         sys.stdout.write(text)
+        sys.stdout.flush()  # what cannot be written is to be said by us, and before what is left out
     else:
-        write_text(Path(arguments.output), text)
+        output.parent.mkdir(parents=True, exist_ok=True)
+        write_text(output, text)
     for one in bad[:MOST_NAMED]:
         print(f"jocor-fast: warning: {one.path} is left out: {one.reason}", file=sys.stderr)
     if bad:

@@ -11,8 +11,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from ..config import ConfigError
 from ..data import ImageDataset, holds_files, load_dataset
 from ..data.arrays import user_path
-from ..data.prepare import BAD_FILES, Preparation, prepare
+from ..data.prepare import Preparation, prepare
 from ..report.screen import say
+from ..run_files import BAD_FILES
 from .flags import declare_alone
 
 SUMMARY = "resize a data set of image files once, to train on it faster"

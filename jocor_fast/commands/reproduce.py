@@ -15,6 +15,7 @@ from rich.console import Console
 
 from ..config import Config, ConfigError, resolve
 from ..data import load_dataset
+from ..data.arrays import user_path
 from ..engine.environment import resolve_device, usable_cores
 from ..engine.errors import RunError
 from ..experiments import EXPERIMENTS, METHOD_TITLES, Cell, Experiment, Noise
@@ -130,7 +131,7 @@ class Reproduction:
             _methods(arguments.methods, experiment), _noises(arguments.noise, experiment), **overrides
         )
         recipe = "-published" if arguments.recipe == "published" else ""
-        output = Path(arguments.output or f"runs/reproduce-{experiment.dataset}{recipe}")
+        output = user_path(arguments.output or f"runs/reproduce-{experiment.dataset}{recipe}")
         return Reproduction(
             experiment=experiment,
             figure=Figure(_report_kind(arguments, experiment), experiment.averaged_epochs),

@@ -19,7 +19,7 @@ from ..options import OPTIONS
 from ..report.lambda_search import CSV_COLUMNS, SearchResult, draw_search
 from ..report.screen import say, say_subjects
 from ..report.tables import csv_text, percent
-from ..run_files import read_metrics
+from ..run_files import LAMBDA_SEARCH, read_metrics
 from ..schedules import trained_epochs
 from ..successive_halving import kept, ranked, rungs, score
 from ..task import Task, build_task
@@ -75,7 +75,7 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     console.print(result.table().rich())
     say(console, f"λ {result.chosen:g} is chosen. To train on all of the training data with it:")
     say(console, f"  {search.command(result.chosen)}")
-    files = {"figure": "search.png", "table": "table.md, table.csv", "result": "search.json"}
+    files = {"figure": "search.png", "table": "table.md, table.csv", "result": LAMBDA_SEARCH}
     say_subjects(console, {what: str(search.output / name) for what, name in files.items()}, width=7)
     return 0
 
@@ -163,7 +163,7 @@ class Search:
         """Write the table, the figure and search.json."""
         write_text(self.output / "table.md", result.table().markdown())
         write_text(self.output / "table.csv", csv_text(CSV_COLUMNS, result.csv_rows()))
-        write_json(self.output / "search.json", result.as_dict())
+        write_json(self.output / LAMBDA_SEARCH, result.as_dict())
         curves = {co_lambda: read_metrics(self.folder(co_lambda)) for co_lambda in result.grid}
         draw_search(result, curves, self.output / "search.png")
 

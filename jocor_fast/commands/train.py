@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import shlex
 import sys
 from functools import partial
 from pathlib import Path
@@ -16,7 +17,7 @@ from .._extension import build_info
 from ..config import Config, ConfigError, resolve
 from ..engine.environment import resolve_device
 from ..engine.errors import RunError
-from ..engine.folder import check_free
+from ..engine.folder import check_free, check_place
 from ..engine.plan import whole_batch
 from ..engine.processes import FailedElsewhere, Processes, joined_processes
 from ..engine.run import EpochEvent, Run, fit
@@ -104,10 +105,11 @@ def _run(config: Config, processes: Processes, console: Console) -> int:
 
 
 def _check_output(config: Config) -> None:
-    """RunError where the folder holds a run that this one is not to go on with."""
+    """RunError where the folder holds a run that this one is not to go on with, or cannot be written into."""
     if not config["resume"]:
         with config.relabelling():
             check_free(Path(config["output"]))
+            check_place(Path(config["output"]))
 
 
 def _device(config: Config) -> torch.device:
@@ -213,6 +215,11 @@ def _recorded(config: Config, task: Task) -> dict[str, Any]:
 
 
 def _print_result(result: Run, output: Path, console: Console) -> None:
-    console.print(final_table(result.metrics, result.summary).rich())
+    last = result.metrics[-1]
+    if any(last[name] is not None for name in ("test_accuracy", "label_precision", "val_accuracy")):
+        console.print(final_table(result.metrics, result.summary).rich())
+    else:
+        nothing = "no accuracy, without test data and true labels (--val-fraction 0.1 would hold labels out)"
+        say_subjects(console, {"measured": nothing, "next": f"jocor-fast audit {shlex.quote(str(output))}"})
     files = {"curves": "curves.png", "epochs": "metrics.jsonl", "summary": "summary.json"}
     say_subjects(console, {what: str(output / name) for what, name in files.items()})

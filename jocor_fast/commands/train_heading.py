@@ -13,7 +13,7 @@ from ..engine.processes import Processes
 from ..experiments import METHOD_TITLES
 from ..methods import METHODS
 from ..options import OPTIONS
-from ..report.screen import say_subjects
+from ..report.screen import counted, say_subjects
 from ..report.tables import percent
 from ..schedules import lr_step_factor, steps_per_epoch, trained_epochs
 from ..task import Task, uses_forget_rate
@@ -43,7 +43,7 @@ def print_heading(
     if method.uses_co_lambda:
         lines["λ"] = f"{config['co_lambda']:g} ({config.origin('co_lambda')})"
     if config["method"] == "coteaching-plus":
-        lines["warm-up"] = f"{config['warmup_epochs']} epochs ({config.origin('warmup_epochs')})"
+        lines["warm-up"] = f"{counted(config['warmup_epochs'], 'epoch')} ({config.origin('warmup_epochs')})"
     networks = f"{method.num_networks} × {config['model']}" if method.num_networks > 1 else config["model"]
     lines["network"] = f"{networks} on {device}, weights {_weights_text(config)}"
     if isinstance(task.dataset, ImageDataset):
@@ -56,8 +56,8 @@ def print_heading(
             lines["selects"] = "all processes together" if whole else "each process among its own rows"
             lines["selects"] += f" ({config.origin('selection_scope')})"
     lines["training"] = (
-        f"{epochs} epochs of {steps} steps ({config.origin('epochs')}), {config['optimizer']}, learning rate "
-        + _rate_text(config)
+        f"{counted(epochs, 'epoch')} of {counted(steps, 'step')} ({config.origin('epochs')}), {config['optimizer']}, "
+        f"learning rate {_rate_text(config)}"
     )
     if config["method"] == "f-correction":
         lines["training"] += ", twice: first a Standard network, whose predictions give the transition matrix"
@@ -160,8 +160,8 @@ def _ramp_warning(config: Config, task: Task, batch: int) -> str | None:
     if not selects or not 0 < steps < SHORT_RAMP_STEPS:
         return None
     return (
-        f"the ramp of {ramp} epochs is only {steps} steps long, and a selection by loss so early can do harm: a "
-        "smaller --batch-size or a larger --ramp-epochs helps"
+        f"the ramp of {counted(ramp, 'epoch')} is only {counted(steps, 'step')} long, and a selection by loss so early "
+        "can do harm: a smaller --batch-size or a larger --ramp-epochs helps"
     )
 
 

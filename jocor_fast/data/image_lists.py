@@ -11,6 +11,7 @@ from jocor_fast.data.arrays import reading
 from jocor_fast.data.classes import number_classes
 from jocor_fast.data.dataset import DataError
 from jocor_fast.data.image_set import IMAGE_SUFFIXES, ImageDataset, ImageList
+from jocor_fast.run_files import OURS
 
 FOLDER_PREFIX, CSV_PREFIX = "folder:", "csv:"
 PARTS = ("train", "val", "test")
@@ -21,19 +22,20 @@ _Images = list[tuple[str, str]]  # (path, label)
 def load_folder(folder: Path, name: str) -> ImageDataset:
     """Class folders: DIR/CLASS/…/image, or DIR/train/CLASS/…/image; DIR/test and DIR/val likewise, where they are.
 
-    Images are taken in the order of their paths, classes in that of their names; names that begin with a dot, and files
-    whose suffix is not that of an image, are passed over.
+    Images are taken in the order of their paths, classes in that of their names. Passed over are names that begin with
+    a dot, files whose suffix is not that of an image, and what this program has written (runs/ beside the images).
 
     Raises:
         DataError: there are no class folders, or no images in them, or a class that is only tested on.
     """
+    written: list[str] = []
     with reading(folder, "a folder of images"):
         folder.stat()  # one that is absent is said to be
-        parts = {part: _class_folders(folder, folder / part) for part in ("val", "test")}
-        parts["train"] = _class_folders(folder, folder / "train")
+        parts = {part: _class_folders(folder, folder / part, written) for part in ("val", "test")}
+        parts["train"] = _class_folders(folder, folder / "train", written)
         if not parts["train"]:
             skipped = [part for part in ("val", "test") if parts[part]]
-            parts["train"] = _class_folders(folder, folder, skipped)
+            parts["train"] = _class_folders(folder, folder, written, skipped)
     if not parts["train"]:
         raise DataError(f"{folder} must hold a folder of images for each class, or train/ with such folders")
     classes = {label for _, label in parts["train"]}
@@ -41,7 +43,8 @@ def load_folder(folder: Path, name: str) -> ImageDataset:
         for path, label in parts[part]:
             if label not in classes:
                 raise DataError(f"{folder / path}: the class {label!r} has no training images")
-    return _dataset(name, folder, str(folder), parts)
+    notes = [f"{', '.join(written)}: written by jocor-fast, so that its pictures are no images to train on"]
+    return _dataset(name, folder, str(folder), parts, notes=notes if written else ())
 
 
 def load_csv(path: Path, name: str) -> ImageDataset:
@@ -62,14 +65,19 @@ def load_csv(path: Path, name: str) -> ImageDataset:
         if part == "train" and "clean" in row:
             truth.append(row["clean"])
     if rows and "split" not in rows[0]:
-        parts["test"] = _class_folders(path.parent, path.parent / "test")
+        parts["test"] = _class_folders(path.parent, path.parent / "test", [])
     if not parts["train"]:
         raise DataError(f"{path} has no row to train on")
     return _dataset(name, path.parent, str(path), parts, truth)
 
 
 def _dataset(
-    name: str, folder: Path, source: str, parts: dict[str, _Images], truth: Sequence[str] = ()
+    name: str,
+    folder: Path,
+    source: str,
+    parts: dict[str, _Images],
+    truth: Sequence[str] = (),
+    notes: Sequence[str] = (),
 ) -> ImageDataset:
     """Number the classes over all parts, and put them together."""
     trained_on = {os.path.normpath(path) for path, _ in parts["train"]}
@@ -94,12 +102,16 @@ def _dataset(
         val=lists.get("val"),
         class_names=table or tuple(map(str, range(num_classes))),
         label_table=table,
+        notes=tuple(notes),
         source=source,
     )
 
 
-def _class_folders(base: Path, folder: Path, skipped: Sequence[str] = ()) -> _Images:
-    """The images below folder/CLASS for each class, their paths relative to `base`; none where there is no such."""
+def _class_folders(base: Path, folder: Path, written: list[str], skipped: Sequence[str] = ()) -> _Images:
+    """The images below folder/CLASS for each class, their paths relative to `base`; none where there is no such.
+
+    Folders that this program has written go to `written`.
+    """
     if not folder.is_dir():
         return []
     classes = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir() and entry.name not in skipped)
@@ -107,17 +119,20 @@ def _class_folders(base: Path, folder: Path, skipped: Sequence[str] = ()) -> _Im
         (os.path.relpath(image, base), label)
         for label in classes
         if not label.startswith(".")
-        for image in _images_below(str(folder / label))
+        for image in _images_below(str(folder / label), written)
     ]
 
 
-def _images_below(folder: str) -> Iterator[str]:
+def _images_below(folder: str, written: list[str]) -> Iterator[str]:
     entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+    if any(entry.name in OURS for entry in entries):
+        written.append(folder)
+        return
     for entry in entries:
         if entry.name.startswith("."):
             continue
         if entry.is_dir():
-            yield from _images_below(entry.path)
+            yield from _images_below(entry.path, written)
         elif entry.name.lower().endswith(IMAGE_SUFFIXES):
             yield entry.path
 

@@ -27,9 +27,9 @@ from jocor_fast.data.image_lists import CSV_PREFIX
 from jocor_fast.data.image_set import MOST_TRIED, ImageDataset, none_readable, spread
 from jocor_fast.data.preprocessing import Preprocessing
 from jocor_fast.engine.environment import usable_cores
+from jocor_fast.run_files import BAD_FILES, PREPARED
 from jocor_fast.whole_file import write_bytes, write_text
 
-SETTINGS, BAD_FILES = "prepared.json", "bad_files.txt"
 AHEAD_PER_CORE = 8  # files handed to the threads before they are asked for
 
 
@@ -118,7 +118,7 @@ def _check_readable(folder: Path, output: Path, paths: list[str]) -> None:
 def _claim(output: Path, preparation: Preparation) -> None:
     """Note how the files in a folder are made, or see that it was the same before."""
     wanted = json.loads(json.dumps(asdict(preparation)))
-    note = output / SETTINGS
+    note = output / PREPARED
     if note.exists():
         try:
             found = json.loads(note.read_text(encoding="utf-8"))

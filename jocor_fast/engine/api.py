@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from jocor_fast.data.arrays import user_path
 from jocor_fast.data.classes import label_values, number_classes
 from jocor_fast.engine.networks import NetworkSource, probe_classes
 from jocor_fast.engine.processes import joined_processes
@@ -109,6 +110,10 @@ def train(
         device=str(device) if isinstance(device, torch.device) else device,
         precision=precision,
     )
+    if output is not None:
+        if not isinstance(output, (str, os.PathLike)):
+            raise TypeError(f"output must be a str, a path or None, got {type(output).__name__}")
+        output = user_path(output)
     pairs = {"train_data": train_data, "test_data": test_data, "val_data": val_data}
     inputs = {name: _inputs(name, pair) for name, pair in pairs.items() if pair is not None}
     given = {name: pair[1] for name, pair in pairs.items() if pair is not None}

@@ -28,7 +28,7 @@ from jocor_fast.run_files import (
     PREVIOUS_CHECKPOINT,
     SUMMARY,
 )
-from jocor_fast.whole_file import PARTIAL, finite_or_none, json_bytes
+from jocor_fast.whole_file import PARTIAL, check_writable, finite_or_none, json_bytes
 
 DAMAGED_CHECKPOINT = "checkpoint-damaged.pt"
 _OF_A_RUN = (CONFIG, METRICS, SUMMARY, CHECKPOINT, PREVIOUS_CHECKPOINT, BEST)
@@ -169,6 +169,14 @@ def check_free(path: Path) -> None:
     """RunError where a run has been started in the folder."""
     if any((path / name).exists() for name in (*_OF_A_RUN, FIRST_STAGE)):
         raise RunError(f"output: {path} holds a run already; resume it, or give another folder")
+
+
+def check_place(path: Path) -> None:
+    """RunError where no run can write into the folder, which need not be there yet."""
+    try:
+        check_writable(path)
+    except OSError as error:
+        raise RunError(f"output: {path} cannot be written ({error.strerror})") from error
 
 
 def read_history(path: Path) -> SampleStatistics:
