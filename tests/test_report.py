@@ -12,6 +12,7 @@ from typing import Any
 import matplotlib.pyplot
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 from matplotlib.image import imread
 from rich.console import Console
 
@@ -98,6 +99,16 @@ def test_curves_of_one_epoch_or_none(metrics: list[dict[str, Any]], dots: bool, 
     path = tmp_path / "curves.png"
     draw_curves(metrics, path)
     assert (pixels_of(path, BLUE) > 0) == dots
+
+
+@pytest.mark.parametrize("epochs", [1, 2, 3])
+def test_epochs_are_whole_numbers_on_the_axis(epochs: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[Figure] = []
+    monkeypatch.setattr("jocor_fast.report.curves.save_figure", lambda figure, *_: drawn.append(figure))
+    draw_curves([line(epoch) for epoch in range(1, epochs + 1)], tmp_path / "curves.png")
+    axis = drawn[0].axes[-1]
+    low, high = axis.get_xlim()
+    assert [tick for tick in axis.get_xticks() if low <= tick <= high] == list(range(1, epochs + 1))
 
 
 def test_curves_leave_pyplot_alone(tmp_path: Path) -> None:

@@ -119,7 +119,7 @@ def _start() -> str:
     `-m` would look for them in the current folder first, where there may be a random.py, or the sources of this package
     without its compiled part.
     """
-    path = f"import sys; sys.argv[0], sys.path[:] = 'jocor-fast', {sys.path!a}"
+    path = f"import sys; sys.argv[0], sys.path[:] = 'jocor-fast', {list(map(str, sys.path))!a}"
     return f"{path}; from jocor_fast.cli import main; sys.exit(main())"
 
 

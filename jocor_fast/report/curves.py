@@ -144,7 +144,7 @@ def _draw_line(axis: Axes, runs: Sequence[Metrics], field: str, *, name: str, co
 def _finish(axis: Axes, label: str) -> None:
     axis.set_ylabel(label)
     axis.grid(alpha=0.3)
-    axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axis.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))  # a run of one epoch has one tick
     if not axis.lines:
         axis.text(0.5, 0.5, "n/a", transform=axis.transAxes, ha="center", va="center", color="gray")
         axis.set_yticks([])
