@@ -143,6 +143,7 @@ class StandIn:
     Attributes:
         recorded: the graphs, in order; launches: the graph of every replay.
         pools: the pool of each graph; streams: those in use.
+        held: the generators of recordings that failed, which draw no more until one with them ends (torch 2.11).
     """
 
     def __init__(self) -> None:
@@ -151,6 +152,7 @@ class StandIn:
         self.recorded: list[Graph] = []
         self.launches: list[Graph] = []
         self.pools: list[Any] = []
+        self.held: set[int] = set()
         self.ahead = self.most_ahead = self.synchronized = 0
         self.guarded = False
         self._watch: _WarnsOfWaits | None = None
@@ -195,6 +197,7 @@ class StandIn:
         recording = _Recording(graph)
         self.ahead = 0  # torch.cuda.graph waits for all that was launched
         states = [(each, each.get_state()) for each in (*graph.generators, torch.default_generator)]
+        self.held |= (known := {each._cdata for each, _ in states})
         try:
             with recording:
                 yield
@@ -206,6 +209,7 @@ class StandIn:
                 generator.set_state(state)
         for other in self.streams:
             assert stream.has_seen(other, other.given), "a stream was not joined"
+        self.held -= known
         self.recorded.append(graph)
         self.pools.append(pool)
 

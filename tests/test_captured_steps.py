@@ -257,6 +257,7 @@ def test_what_cannot_be_recorded_is_launched_by_the_host_and_one_line_says_why(n
     assert_same_epochs(results, expected)
     assert training.cuda is not None
     assert not training.cuda.launches
+    assert not training.cuda.held
     assert training.trainer.how_steps_run == f"launched by the host: {reason}"
 
 

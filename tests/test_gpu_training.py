@@ -113,15 +113,16 @@ def test_sigterm_between_launches_and_a_resumed_run_give_the_bits_of_a_whole_one
 
 
 class DrawsByItself(nn.Module):
-    """Draws from a generator of its own, which no graph knows."""
+    """Draws from a generator of its own, which no graph knows, and from torch's."""
 
     def __init__(self) -> None:
         super().__init__()
         self.linear, self.generator = nn.Linear(6, CLASSES), torch.Generator("cuda").manual_seed(3)
+        self.dropout = nn.Dropout(0.2)
 
     def forward(self, inputs: Tensor) -> Tensor:
         noise = torch.rand(inputs.shape, generator=self.generator, device="cuda") if self.training else 0
-        logits: Tensor = self.linear(inputs + noise)
+        logits: Tensor = self.linear(self.dropout(inputs + noise))
         return logits
 
 

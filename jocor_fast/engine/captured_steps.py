@@ -143,25 +143,43 @@ class CapturedSteps:
 
     def _record(self, count: int) -> Any | None:
         """A graph of so many steps, none of which is trained by this; None where they cannot be recorded."""
-        graph = self._cuda.CUDAGraph()
-        if self.step.settings.augment != "none":
-            graph.register_generator_state(self.step.generator)  # torch's own, of dropout, is known to every graph
         self._launched.clear()
+        graph = self._new_graph()
         try:
-            # Around it once more the stream, since a recording that fails leaves the current stream where it was.
-            with (
-                self._on_own_stream(),
-                # Other threads (a progress bar, another run) may do to the device what this one may not.
-                self._cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"),
-            ):
+            with self._recording(graph, self._pool):
                 self._steps(count)
         except RuntimeError as error:
             self._failed = graph  # the allocator still asks it whose memory is whose
+            self._release_generators()
             first = error.__context__ or error  # the end of a broken recording has an error of its own
             self._give_up(str(first).strip().partition("\n")[0] or type(first).__name__)
             return None
         self._graphs[count] = graph
         return graph
+
+    def _new_graph(self) -> Any:
+        graph = self._cuda.CUDAGraph()
+        if self.step.settings.augment != "none":
+            graph.register_generator_state(self.step.generator)  # torch's own, of dropout, is known to every graph
+        return graph
+
+    @contextlib.contextmanager
+    def _recording(self, graph: Any, pool: Any) -> Iterator[None]:
+        # Around it once more the stream, since a recording that fails leaves the current stream where it was.
+        # Other threads (a progress bar, another run) may do to the device what this one may not.
+        with (
+            self._on_own_stream(),
+            self._cuda.graph(graph, pool=pool, stream=self._stream, capture_error_mode="thread_local"),
+        ):
+            yield
+
+    def _release_generators(self) -> None:
+        """Let random numbers be drawn after a recording that failed, by one that ends.
+
+        torch 2.11 takes the generators of a broken recording to be in it still: dropout and crops would be errors.
+        """
+        with contextlib.suppress(RuntimeError), self._recording(self._new_graph(), self._cuda.graph_pool_handle()):
+            self._place.add_(0)
 
     def _give_up(self, reason: str) -> None:
         self.why_eager = reason
