@@ -123,7 +123,7 @@ __global__ void __launch_bounds__(kRowMappings[mapping_index].threads)
     if (!__any_sync(kWholeWarp, reads1 || reads2)) continue;
 
     Real values1[mapping.columns] = {}, values2[mapping.columns] = {};
-    constexpr auto load = load_row<mapping.lanes, mapping.columns, N, /*whole_vectors=*/true, Logit>;
+    constexpr auto load = load_row<mapping.lanes, mapping.columns, N, N, /*whole_vectors=*/true, Logit>;
     if (reads1) load(first_logit1<Logit>(pair, row), pair.classes, lane, values1);
     if (reads2) load(first_logit2<Logit>(pair, row), pair.classes, lane, values2);
     const Real max1 = reduce_lanes<mapping.lanes>(largest(values1), Max{});
@@ -151,12 +151,12 @@ __global__ void __launch_bounds__(kBlockRowThreads, kGradientBlocks)
     const Logit* z1 = reads1 ? first_logit1<Logit>(pair, row) : first_logit2<Logit>(pair, row);
     const Logit* z2 = reads2 ? first_logit2<Logit>(pair, row) : first_logit1<Logit>(pair, row);
     Real max[2] = {minus_infinity<Real>(), minus_infinity<Real>()};
-    for_each_vector<N>(z1, z2, pair.classes, [&](int64_t, const Real(&values1)[N], const Real(&values2)[N]) {
+    for_each_chunk<N, N>(z1, z2, pair.classes, [&](int64_t, const auto& values1, const auto& values2) {
       max[0] = larger(max[0], largest(values1));
       max[1] = larger(max[1], largest(values2));
     });
     reduce_block(max, minus_infinity<Real>(), Max{}, scratch);
-    for_each_vector<N>(z1, z2, pair.classes, [&](int64_t column, const Real(&values1)[N], const Real(&values2)[N]) {
+    for_each_chunk<N, N>(z1, z2, pair.classes, [&](int64_t column, const auto& values1, const auto& values2) {
       write_gradients<N>(task, column, values1, values2, max[0], max[1]);
     });
   }

@@ -67,12 +67,12 @@ __device__ __forceinline__ bool is_prediction(Real logit, Real max, int64_t colu
 
 // --- rows in registers ----------------------------------------------------------------------------------------------
 
-template <int lanes, int columns, int N, class Real>
+template <int lanes, int columns, int chunk, class Real>
 __device__ __forceinline__ int prediction(const Real (&values)[columns], Real max, int lane) {
   int first = lanes * columns;
 #pragma unroll
   for (int i = columns - 1; i >= 0; --i) {
-    const int column = (i / N * lanes + lane) * N + i % N;
+    const int column = (i / chunk * lanes + lane) * chunk + i % chunk;
     if (is_prediction(values[i], max, column)) first = column;
   }
   return reduce_lanes<lanes>(first, Min{});
@@ -85,14 +85,14 @@ __device__ __forceinline__ RowLoss<RealOf<Logit>> row_loss_in_registers(const Lo
   using Real = RealOf<Logit>;
   RowLoss<Real> row{};
   Real values1[columns], values2[columns];
-  load_row<lanes, columns, N, /*whole_vectors=*/false>(z1, classes, lane, values1);
-  load_row<lanes, columns, N, /*whole_vectors=*/false>(z2, classes, lane, values2);
+  load_row<lanes, columns, kChunk<Logit>, N, /*whole_vectors=*/false>(z1, classes, lane, values1);
+  load_row<lanes, columns, kChunk<Logit>, N, /*whole_vectors=*/false>(z2, classes, lane, values2);
 
   row.max1 = reduce_lanes<lanes>(largest(values1), Max{});
   row.max2 = reduce_lanes<lanes>(largest(values2), Max{});
   if (compare_predictions) {
-    row.predictions_differ = prediction<lanes, columns, N>(values1, row.max1, lane) !=
-                             prediction<lanes, columns, N>(values2, row.max2, lane);
+    row.predictions_differ = prediction<lanes, columns, kChunk<Logit>>(values1, row.max1, lane) !=
+                             prediction<lanes, columns, kChunk<Logit>>(values2, row.max2, lane);
   }
 
   // From here on a class is three numbers, of which its divergences are made: two powers and the logits' difference.
@@ -167,11 +167,11 @@ struct RunningSum {
   // What exponents are taken relative to: 0 while only -inf was seen, for -inf - -inf is NaN.
   __device__ __forceinline__ static Real origin(Real max) { return max == minus_infinity<Real>() ? Real(0) : max; }
 
-  template <int N>
-  __device__ __forceinline__ void add(const Real (&values)[N]) {
+  template <int count>
+  __device__ __forceinline__ void add(const Real (&values)[count]) {
     rescale(larger(max, largest(values)));
 #pragma unroll
-    for (int i = 0; i < N; ++i) sum += exponential(values[i] - origin(max));
+    for (int i = 0; i < count; ++i) sum += exponential(values[i] - origin(max));
   }
 
   __device__ __forceinline__ void rescale(Real new_max) {
@@ -190,11 +190,11 @@ struct BlockScratch {
 template <class Logit, int N>
 __device__ __forceinline__ bool predictions_differ(const Logit* z1, const Logit* z2, int64_t classes,
                                                    const RowLoss<RealOf<Logit>>& row, int64_t* scratch) {
-  using Real = RealOf<Logit>;
+  constexpr int chunk = kChunk<Logit>;
   int64_t first[2] = {classes, classes};
-  for_each_vector<N>(z1, z2, classes, [&](int64_t column, const Real(&values1)[N], const Real(&values2)[N]) {
+  for_each_chunk<chunk, N>(z1, z2, classes, [&](int64_t column, const auto& values1, const auto& values2) {
 #pragma unroll
-    for (int i = 0; i < N; ++i) {
+    for (int i = 0; i < chunk; ++i) {
       if (is_prediction(values1[i], row.max1, column + i)) first[0] = Min{}(first[0], column + i);
       if (is_prediction(values2[i], row.max2, column + i)) first[1] = Min{}(first[1], column + i);
     }
@@ -208,9 +208,10 @@ __device__ __forceinline__ RowLoss<RealOf<Logit>> row_loss_of_block(const Logit*
                                                                     bool with_kl, bool compare_predictions,
                                                                     BlockScratch<RealOf<Logit>>& scratch) {
   using Real = RealOf<Logit>;
+  constexpr int chunk = kChunk<Logit>;
   RowLoss<Real> row{};
   RunningSum<Real> running1, running2;
-  for_each_vector<N>(z1, z2, classes, [&](int64_t, const Real(&values1)[N], const Real(&values2)[N]) {
+  for_each_chunk<chunk, N>(z1, z2, classes, [&](int64_t, const auto& values1, const auto& values2) {
     running1.add(values1);
     running2.add(values2);
   });
@@ -230,9 +231,9 @@ __device__ __forceinline__ RowLoss<RealOf<Logit>> row_loss_of_block(const Logit*
   const Real scale1 = Real(1) / sum[0], scale2 = Real(1) / sum[1];
   const Real log_sum_difference = row.log_sum1 - row.log_sum2;
   Real kl[3] = {};
-  for_each_vector<N>(z1, z2, classes, [&](int64_t, const Real(&values1)[N], const Real(&values2)[N]) {
+  for_each_chunk<chunk, N>(z1, z2, classes, [&](int64_t, const auto& values1, const auto& values2) {
 #pragma unroll
-    for (int i = 0; i < N; ++i) {
+    for (int i = 0; i < chunk; ++i) {
       const Real shifted1 = values1[i] - row.max1, shifted2 = values2[i] - row.max2;
       add_divergences(exponential(shifted1) * scale1, exponential(shifted2) * scale2,
                       (shifted1 - shifted2) - log_sum_difference, kl);

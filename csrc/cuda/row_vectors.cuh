@@ -24,34 +24,44 @@ __device__ __forceinline__ Real largest(const Real (&values)[count]) {
   return max;
 }
 
-// Columns come to lanes in vectors of N: lane l holds vectors l, l + lanes, l + 2 lanes ... `whole_vectors`: `classes`
-// is a multiple of N.
-template <int lanes, int columns, int N, bool whole_vectors, class Logit>
+// How many neighbouring columns a thread adds up before it goes on to its next ones, where the loss of a row is made:
+// as many as its widest load brings, however narrow the loads are that its address allows. So the order of the sums
+// follows from the row's type and length, and no bit of a loss from where its logits lie in memory.
+template <class Logit>
+constexpr int kChunk = 16 / sizeof(Logit);
+
+// Columns come to lanes in chunks: lane l holds chunks l, l + lanes, l + 2 lanes ..., each by loads of N columns.
+// `whole_vectors`: `classes` is a multiple of N.
+template <int lanes, int columns, int chunk, int N, bool whole_vectors, class Logit>
 __device__ __forceinline__ void load_row(const Logit* z, int64_t classes, int lane, RealOf<Logit> (&values)[columns]) {
 #pragma unroll
-  for (int v = 0; v < columns / N; ++v) {
-    const int64_t column = (v * lanes + lane) * N;
+  for (int i = 0; i < columns; i += N) {
+    const int64_t column = (i / chunk * lanes + lane) * chunk + i % chunk;
     if (column + N <= classes) {
-      load_columns<N>(z + column, values + v * N);
+      load_columns<N>(z + column, values + i);
     } else {
-      load_last_columns<N>(z + column, whole_vectors ? 0 : classes - column, values + v * N);
+      load_last_columns<N>(z + column, whole_vectors ? 0 : classes - column, values + i);
     }
   }
 }
 
-// Calls body(first column, values1[N], values2[N]) for each of a thread's vectors.
-template <int N, class Logit, class Body>
-__device__ __forceinline__ void for_each_vector(const Logit* z1, const Logit* z2, int64_t classes, Body body) {
-  for (int64_t column = int64_t{threadIdx.x} * N; column < classes; column += int64_t{blockDim.x} * N) {
-    RealOf<Logit> values1[N], values2[N];
-    if (column + N <= classes) {
-      load_columns<N>(z1 + column, values1);
-      load_columns<N>(z2 + column, values2);
-    } else {
-      load_last_columns<N>(z1 + column, classes - column, values1);
-      load_last_columns<N>(z2 + column, classes - column, values2);
+// Calls body(first column, values1[chunk], values2[chunk]) for each of a thread's chunks.
+template <int chunk, int N, class Logit, class Body>
+__device__ __forceinline__ void for_each_chunk(const Logit* z1, const Logit* z2, int64_t classes, Body body) {
+  for (int64_t first = int64_t{threadIdx.x} * chunk; first < classes; first += int64_t{blockDim.x} * chunk) {
+    RealOf<Logit> values1[chunk], values2[chunk];
+#pragma unroll
+    for (int i = 0; i < chunk; i += N) {
+      const int64_t column = first + i;
+      if (column + N <= classes) {
+        load_columns<N>(z1 + column, values1 + i);
+        load_columns<N>(z2 + column, values2 + i);
+      } else {
+        load_last_columns<N>(z1 + column, classes - column, values1 + i);
+        load_last_columns<N>(z2 + column, classes - column, values2 + i);
+      }
     }
-    body(column, values1, values2);
+    body(first, values1, values2);
   }
 }
 

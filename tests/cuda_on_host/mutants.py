@@ -156,8 +156,8 @@ MUTANTS = {
         "if (column + N <= classes + FAULT) {\n      load_columns<N>(z + column", short_rows,
     ),
     "long rows: a vector may end one column late": Mutant(
-        VECTORS, "if (column + N <= classes) {\n      load_columns<N>(z1",
-        "if (column + N <= classes + FAULT) {\n      load_columns<N>(z1", long_rows,
+        VECTORS, "if (column + N <= classes) {\n        load_columns<N>(z1",
+        "if (column + N <= classes + FAULT) {\n        load_columns<N>(z1", long_rows,
     ),
     "reduction: half of the lanes": Mutant(
         REDUCTIONS, "distance = lanes / 2", "distance = lanes / (FAULT ? 4 : 2)", warp_rows

@@ -144,6 +144,21 @@ def test_equal_rows_have_equal_bits_wherever_they_lie(kernels: HostKernels, clas
     assert len(np.unique(results.statistics, axis=0)) == 1
 
 
+@pytest.mark.parametrize("dtype", LOGIT_TYPES)
+@pytest.mark.parametrize("classes", [10, 16, 37, 100, 300, 1500])
+def test_the_width_of_the_loads_changes_no_bit(kernels: HostKernels, dtype: str, classes: int) -> None:
+    """So a row has the same loss and gradient however its logits are laid out, and alone as in a batch."""
+    results: list[list[Any]] = []
+    for width in vector_widths(dtype):
+        pair = random_pair(9, classes, dtype, width)
+        rows = kernels.row_losses(pair)
+        gradients = kernels.row_gradients(pair, rows.statistics, np.ones(9, pair.real))
+        results.append([rows.per_sample, rows.statistics, rows.row_state, *gradients])
+    for others in results[1:]:
+        for one, other in zip(results[0], others, strict=True):
+            np.testing.assert_array_equal(one, other)
+
+
 def test_rows_further_apart_than_32_bits_count(kernels: HostKernels) -> None:
     classes, stride = 16, 2**31 + 8  # columns; untouched pages of the mapping cost nothing
     try:
