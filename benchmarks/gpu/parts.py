@@ -43,7 +43,7 @@ PARTS = {
             "sanitizer", 60, "sanitizer", "memcheck, racecheck, initcheck, synccheck over a small case for each kernel"
         ),
         _part("bench-short", 90, "bench", "three shapes, and what the bars ask for", "short"),
-        _part("train", 60, "train", "MNIST, 200 epochs; CIFAR-10, 20 seconds; both without graphs", "short"),
+        _part("train", 60, "train", "MNIST, 200 epochs; CIFAR-10, 15 seconds; both without graphs", "short"),
         _part("bench-full", 480, "bench", "every shape, type, contender, piece of work and cache", "full"),
         _part("steps", 240, "steps", "the training step, rung by rung, and five runs of MNIST at once"),
         _part("dali", 90, "dali", "photographs through DALI, alone and into the training of two ResNet-18"),

@@ -2,7 +2,7 @@
 
     python -m gpu.train short|cifar
 
-Data come from $JOCOR_FAST_DATA. MNIST is replaced by the embedded digits where it is not there; CIFAR-10, for its 20
+Data come from $JOCOR_FAST_DATA. MNIST is replaced by the embedded digits where it is not there; CIFAR-10, for its 15
 seconds of steps, by images of its size that are noise. Both also run for some seconds without CUDA graphs.
 """
 
@@ -26,7 +26,7 @@ from gpu import records
 from gpu.bars import BY_HOST, CIFAR, MNIST
 
 NOISE = ("--noise", "symmetric", "--noise-rate", "0.5", "--noise-seed", "1", "--seed", "1")
-MNIST_SECONDS, CIFAR_SECONDS, BY_HOST_SECONDS, CIFAR_FULL_SECONDS = 28, 20, 10, 410
+MNIST_SECONDS, CIFAR_SECONDS, BY_HOST_SECONDS, CIFAR_FULL_SECONDS = 24, 15, 10, 410
 WARM_UP_EPOCHS = 2  # left out of the steps a second
 
 
