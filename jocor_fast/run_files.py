@@ -13,6 +13,7 @@ FIRST_STAGE = "first-stage"  # a folder of the same kind, of a method that train
 LOG_NAME = "train.log"  # what a run that another command started has printed
 AUDIT, NOISE_ESTIMATE, LAMBDA_SEARCH, PREPARED = "audit.json", "noise-estimate.json", "search.json", "prepared.json"
 OURS = frozenset({METRICS, AUDIT, NOISE_ESTIMATE, LAMBDA_SEARCH, PREPARED})  # a folder with one has pictures of ours
+COMPARISON, NOISE_MATRIX = "comparison.png", "noise-matrix.png"  # what `plot` draws; its folder holds nothing else
 ERROR_PREFIX = "jocor-fast: error: "
 
 

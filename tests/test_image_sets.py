@@ -33,6 +33,7 @@ def test_what_was_written_beside_the_class_folders_is_no_class(tmp_path: Path) -
     """As after `cd photos; jocor-fast train --dataset folder:.`, whose files are in runs/."""
     write_images(tmp_path, "cat/1.jpg", "dog/2.jpg", "runs/first/curves.png", "runs/first/audit/noise-matrix.png")
     write_images(tmp_path, "runs/noise/noise-matrix.png", "runs/search/search.png", "runs/other/noise-matrix.png")
+    write_images(tmp_path, "runs/plotted/comparison.png", "runs/plotted/noise-matrix.png")
     write_images(tmp_path, "runs/small/cat/1.jpg", "runs/small/dog/2.jpg")
     names = (
         "first/metrics.jsonl",
@@ -46,7 +47,7 @@ def test_what_was_written_beside_the_class_folders_is_no_class(tmp_path: Path) -
     dataset = loaded(f"folder:{tmp_path}")
     assert dataset.class_names == ("cat", "dog")
     assert dataset.train.paths == ["cat/1.jpg", "dog/2.jpg"]
-    folders = ", ".join(f"{tmp_path}/runs/{name}" for name in ("first", "noise", "other", "search", "small"))
+    folders = ", ".join(f"{tmp_path}/runs/{name}" for name in ("first", "noise", "other", "plotted", "search", "small"))
     assert dataset.notes == (f"{folders}: written by jocor-fast, so that its pictures are no images to train on",)
 
 

@@ -24,7 +24,7 @@ from ..report.audit_page import audit_page
 from ..report.screen import counted, say, say_subjects
 from ..report.tables import csv_text, percent
 from ..report.thumbnails import data_uri, file_uri, image_file_uri, is_image
-from ..run_files import AUDIT, read_metrics
+from ..run_files import AUDIT, NOISE_MATRIX, read_metrics
 from ..stored_run import read_config, task_of_run
 from ..task import Task
 from ..whole_file import write_json, write_text
@@ -45,7 +45,6 @@ not trained on show it: where there are test data, or the run held some out
 (--val-fraction), networks that do no better on those than chance are warned of."""
 
 LIST, PAGE, CORRECTED = "suspicious.csv", "audit.html", "corrected.csv"
-MATRIX = "noise-matrix.png"
 MOST_IMAGES = 1000
 # On MNIST the F1 score of what is found still grows from epoch 20 (.90 to .98) to epoch 40 (.91 to .985).
 FEW_STEPS = 10
@@ -75,11 +74,11 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     output = folder / "audit" if arguments.output is None else user_path(arguments.output)
     audited = AuditedRun.of(folder, arguments.data_root, console)
     output.mkdir(parents=True, exist_ok=True)
-    files = {"picture": MATRIX, "list": LIST, "report": AUDIT, "page": PAGE}
-    audited.draw_matrix(output / MATRIX)
+    files = {"picture": NOISE_MATRIX, "list": LIST, "report": AUDIT, "page": PAGE}
+    audited.draw_matrix(output / NOISE_MATRIX)
     write_text(output / LIST, audited.list_text())
     write_json(output / AUDIT, audited.report())
-    write_text(output / PAGE, audited.page_text(output / MATRIX, most))
+    write_text(output / PAGE, audited.page_text(output / NOISE_MATRIX, most))
     if arguments.apply:
         files["corrected"] = CORRECTED
         write_text(output / CORRECTED, audited.corrected_text())

@@ -16,7 +16,7 @@ from ..noise_estimate import estimate_noise
 from ..options import AUTO, OPTIONS
 from ..report.screen import say, say_subjects, warm_up_progress
 from ..report.tables import percent
-from ..run_files import NOISE_ESTIMATE
+from ..run_files import NOISE_ESTIMATE, NOISE_MATRIX
 from ..task import build_task
 from ..whole_file import check_writable, write_bytes, write_json
 from .flags import declare
@@ -32,7 +32,7 @@ each on half of the data, and predict the other half; a validation set with true
 labels that the data set brings tells how often they err.
 train --forget-rate auto does the same before it trains."""
 
-MATRIX, PICTURE = "transition.npy", "noise-matrix.png"
+MATRIX = "transition.npy"
 TAKEN = (
     *("dataset", "data_root", "labels", "clean_labels", "noise", "noise_rate", "noise_seed", "noise_matrix"),
     *("model", "pretrained", "epochs", "batch_size", "lr", "optimizer", "weight_decay", "augment", "seed"),
@@ -76,14 +76,14 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     from ..report.noise_matrix import draw_noise_matrices  # matplotlib takes half a second to import
 
     draw_noise_matrices(
-        {f"{task.dataset.name}, estimated": found.transition}, output / PICTURE, task.dataset.class_names
+        {f"{task.dataset.name}, estimated": found.transition}, output / NOISE_MATRIX, task.dataset.class_names
     )
     subjects = {
         "data": f"{task.dataset.name}: {len(task.train.labels):,} training samples, {task.dataset.num_classes} classes",
         "τ": f"{percent(found.rate)} ± {percent(found.uncertainty)} % of the labels are wrong",
         "method": found.method,
         "estimate": str(output / NOISE_ESTIMATE),
-        "matrix": f"{output / MATRIX}, {output / PICTURE}",
+        "matrix": f"{output / MATRIX}, {output / NOISE_MATRIX}",
         "next": f"jocor-fast train … --forget-rate {found.rate:.3f}",
     }
     say_subjects(console, subjects)

@@ -15,7 +15,7 @@ from ..data.arrays import user_path
 from ..engine.errors import RunError
 from ..report.comparison import ComparedRun, find_runs, grouped
 from ..report.screen import say, say_subjects
-from ..run_files import read_summary
+from ..run_files import COMPARISON, NOISE_MATRIX, read_summary
 from ..stored_run import task_of_run
 from .flags import declare_alone
 
@@ -28,7 +28,6 @@ set and noise, a line a setting that differs, runs that differ in their seeds
 alone as one line with its standard deviation. Where the truth is known, draw
 what each class was labelled as a heat map. RUN is the folder of a run, or one
 that holds several."""
-COMPARISON, MATRIX = "comparison.png", "noise-matrix.png"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -54,8 +53,8 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     if matrices:
         from ..report.noise_matrix import draw_noise_matrices
 
-        draw_noise_matrices(matrices, output / MATRIX, classes)
-        say_subjects(console, {"noise": str(output / MATRIX)})
+        draw_noise_matrices(matrices, output / NOISE_MATRIX, classes)
+        say_subjects(console, {"noise": str(output / NOISE_MATRIX)})
     return 0
 
 

@@ -11,7 +11,7 @@ from jocor_fast.data.arrays import reading
 from jocor_fast.data.classes import number_classes
 from jocor_fast.data.dataset import DataError
 from jocor_fast.data.image_set import IMAGE_SUFFIXES, ImageDataset, ImageList
-from jocor_fast.run_files import OURS
+from jocor_fast.run_files import COMPARISON, NOISE_MATRIX, OURS
 
 FOLDER_PREFIX, CSV_PREFIX = "folder:", "csv:"
 PARTS = ("train", "val", "test")
@@ -125,7 +125,8 @@ def _class_folders(base: Path, folder: Path, written: list[str], skipped: Sequen
 
 def _images_below(folder: str, written: list[str]) -> Iterator[str]:
     entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
-    if any(entry.name in OURS for entry in entries):
+    images = {entry.name for entry in entries if entry.name.lower().endswith(IMAGE_SUFFIXES)}
+    if any(entry.name in OURS for entry in entries) or (images and images <= {COMPARISON, NOISE_MATRIX}):
         written.append(folder)
         return
     for entry in entries:
