@@ -6,10 +6,10 @@ a softmax are trained by our Co-teaching+, whose cross-entropy then is that one;
 run without the softmax is `jocor-fast train --dataset mnist --noise symmetric --noise-rate 0.2 --noise-seed 1 --method
 coteaching-plus --seed 1 --recipe published`.
 
-    python benchmarks/softmax_before_loss.py [--noise-rate 0.2] [--seed 1] [--work FOLDER]
+    python benchmarks/softmax_before_loss.py [--noise symmetric] [--noise-rate 0.2] [--seed 1] [--work FOLDER]
 
 Writes config.json, metrics.jsonl and summary.json into benchmarks/results/mnist-coteaching-plus-softmax, a folder for
-each noise rate. Stopped, it goes on where it was.
+each noise. Stopped, it goes on where it was.
 """
 
 from __future__ import annotations
@@ -31,26 +31,27 @@ KEPT_FILES = ("config.json", "metrics.jsonl", "summary.json")
 def main() -> None:
     """Train, keep the run's files, and print its figure."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--noise-rate", type=float, default=0.2, help="of symmetric noise")
+    parser.add_argument("--noise", choices=("symmetric", "asymmetric"), default="symmetric", help="its kind")
+    parser.add_argument("--noise-rate", type=float, default=0.2, help="its rate")
     parser.add_argument("--seed", type=int, default=1, help="of training and noise")
     parser.add_argument("--work", type=Path, default=Path("runs/softmax-before-loss"), help="folder of the run")
     arguments = parser.parse_args()
     data = load_dataset("mnist")
     assert isinstance(data, Dataset)
-    noise = jf.noise.symmetric(data.num_classes, arguments.noise_rate)
+    noise = jf.noise.transition_matrix(arguments.noise, data.num_classes, arguments.noise_rate, "mnist")
     run = jf.train(
         lambda: nn.Sequential(mlp(784, data.num_classes), nn.Softmax(dim=1)),
         (data.train_inputs, jf.noise.corrupt(data.train_labels, noise, seed=arguments.seed)),
         test_data=(data.test_inputs, data.test_labels),
         clean_labels=data.train_labels,
         method="coteaching-plus",
-        forget_rate=arguments.noise_rate,
+        forget_rate=jf.noise.expected_rate(noise, data.train_labels),
         recipe="published",
         seed=arguments.seed,
         output=arguments.work,
         resume=True,
     )
-    results = RESULTS / f"symmetric-{arguments.noise_rate:g}"
+    results = RESULTS / f"{arguments.noise}-{arguments.noise_rate:g}"
     results.mkdir(parents=True, exist_ok=True)
     for name in KEPT_FILES:
         shutil.copyfile(arguments.work / name, results / name)
