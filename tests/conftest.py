@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,6 +25,9 @@ else:
     hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "local")
 
 torch.set_num_threads(2)
+# Started in the background (nohup, `&`), this process ignores Ctrl-C, and so would those that tests send it to.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _why_no_gpu_tests() -> str | None:
