@@ -45,7 +45,8 @@ def check_writable(folder: Path) -> None:
     if not nearest.is_dir():
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), os.fspath(nearest))
     if not os.access(nearest, os.W_OK | os.X_OK):
-        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), os.fspath(nearest))
+        reason = errno.EROFS if os.statvfs(nearest).f_flag & os.ST_RDONLY else errno.EACCES
+        raise OSError(reason, os.strerror(reason), os.fspath(nearest))
 
 
 def write_text(path: Path, text: str) -> None:

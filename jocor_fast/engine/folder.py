@@ -48,7 +48,7 @@ class RunFolder:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise self._unwritten("", error) from error
+            raise _unwritten(self.path, error) from error
         self._lock.acquire()
         if self._lock.is_held():  # then nobody is writing what a killed process left half-written
             for name in (*_OF_A_RUN, BAD_FILES):
@@ -153,12 +153,7 @@ class RunFolder:
         try:
             yield
         except OSError as error:
-            raise self._unwritten(name, error) from error
-
-    def _unwritten(self, name: str, error: OSError) -> RunError:
-        return RunError(
-            f"output: {self.path / name} cannot be written ({error.strerror or error}), what was there is kept"
-        )
+            raise _unwritten(self.path / name, error) from error
 
 
 class _DamagedError(Exception):
@@ -176,7 +171,11 @@ def check_place(path: Path) -> None:
     try:
         check_writable(path)
     except OSError as error:
-        raise RunError(f"output: {path} cannot be written ({error.strerror})") from error
+        raise _unwritten(path, error) from error
+
+
+def _unwritten(path: Path, error: OSError) -> RunError:
+    return RunError(f"output: {path} cannot be written ({error.strerror or error}), what was there is kept")
 
 
 def read_history(path: Path) -> SampleStatistics:
