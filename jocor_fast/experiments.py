@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from .methods import METHODS
+from .methods import METHODS, uses_forget_rate
 
 # The methods as the paper's tables head them, in their order.
 METHOD_TITLES: Mapping[str, str] = {
@@ -181,7 +181,7 @@ class Cell:
         elif published and method.uses_co_lambda and self.preset_lambda is not None:
             settings["co_lambda"] = self.preset_lambda
         settings |= self.settings
-        if not method.selects and settings.get("val_labels") != "small-loss":
+        if not uses_forget_rate(self.method, settings.get("val_labels")):
             settings.pop("forget_rate", None)  # it would only cause a warning
         return settings
 

@@ -186,3 +186,8 @@ METHODS: dict[str, type[Method]] = {
     "joint-only": JointOnly,
     "jocor": JoCoR,
 }
+
+
+def uses_forget_rate(method: str, val_labels: str | None) -> bool:
+    """Whether τ changes anything: which rows train, or which the validation (`--val-labels`) leaves out."""
+    return METHODS[method].selects or val_labels == "small-loss"

@@ -22,7 +22,7 @@ from .data.preprocessing import Preprocessing
 from .engine.environment import resolve_device
 from .engine.run import EvalData, TrainData
 from .engine.samples import InputFiles, take
-from .methods import METHODS
+from .methods import uses_forget_rate
 from .models import build_model
 from .noise import corrupt, expected_rate, read_transition, realised_rate, transition_matrix
 from .options import AUTO
@@ -233,14 +233,9 @@ def _eval_data(part: tuple[_Inputs, np.ndarray] | None, scale: float) -> EvalDat
     return None if part is None else EvalData(part[0], torch.from_numpy(part[1]), scale)
 
 
-def uses_forget_rate(config: Config) -> bool:
-    """Whether τ changes anything: what is trained on, or what is validated on."""
-    return METHODS[config["method"]].selects or config["val_labels"] == "small-loss"
-
-
 def _decide_forget_rate(config: Config, labels: _NoisyLabels, realised: float | None) -> None:
     """τ where none was given: what the noise is expected to be, else what it is measured to be."""
-    expected, used = labels.expected_rate, uses_forget_rate(config)
+    expected, used = labels.expected_rate, uses_forget_rate(config["method"], config["val_labels"])
     if config.given("forget_rate") and (used or config["forget_rate"] != AUTO):
         return
     if not used:

@@ -11,12 +11,12 @@ from ..config import Config
 from ..data import ImageDataset
 from ..engine.processes import Processes
 from ..experiments import METHOD_TITLES
-from ..methods import METHODS
+from ..methods import METHODS, uses_forget_rate
 from ..options import OPTIONS
 from ..report.screen import counted, say_subjects
 from ..report.tables import percent
 from ..schedules import lr_step_factor, steps_per_epoch, trained_epochs
-from ..task import Task, uses_forget_rate
+from ..task import Task
 
 # T_k counts epochs of some 400 steps; far shorter ramps were measured to lose to plain training.
 SHORT_RAMP_STEPS = 200
@@ -180,7 +180,9 @@ def _idle_warning(config: Config, processes: Processes) -> str | None:
     if scopes and processes.count == 1:
         return f"{' and '.join(scopes)} change{'s' * (len(scopes) == 1)} nothing: there is one process"
     method = METHODS[config["method"]]
-    unused = ["co_lambda"] * (not method.uses_co_lambda) + ["forget_rate"] * (not uses_forget_rate(config))
+    unused = ["co_lambda"] * (not method.uses_co_lambda) + ["forget_rate"] * (
+        not uses_forget_rate(config["method"], config["val_labels"])
+    )
     unused += ["ramp_epochs"] * (not method.selects)
     idle = [name for name in unused if config.sources[name] == "flag"]
     if not idle:
