@@ -180,6 +180,23 @@ def test_without_matplotlib_there_are_no_curves_and_all_else(
     assert {path.name for path in tmp_path.iterdir()} == {"results.json", "bench.csv", "log.txt", "summary.txt"}
 
 
+def test_curves_that_cannot_be_drawn_cost_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The summary comes after them, and is what a loan of a GPU that ends there has to show."""
+    monkeypatch.setattr(run, "facts", lambda: copy.deepcopy(FACTS))
+    monkeypatch.setattr(run, "wanted_parts", lambda names: [fake("records.done('a')")])
+
+    def draw(*arguments: object) -> None:
+        raise ValueError("a font is broken")
+
+    monkeypatch.setattr(report, "draw", draw)
+    assert run.main(["--output", str(tmp_path)]) == 0
+    printed = capsys.readouterr().out
+    assert "there is no curves.png: ValueError: a font is broken" in printed
+    assert printed.endswith((tmp_path / "summary.txt").read_text())
+
+
 def test_parts_of_a_second_call_do_not_write_over_the_results_of_the_first() -> None:
     together = run.default_folder(FACTS, [PARTS[name] for name in TOGETHER])
     assert together.name.startswith("gpu-a-card-")

@@ -87,16 +87,12 @@ def log_text(facts: Facts, outcomes: Sequence[Outcome]) -> str:
 
 
 def draw(folder: Path, facts: Facts, outcomes: Sequence[Outcome]) -> None:
-    """curves.png, where there is anything to draw: time by shape in both types, and test accuracy by epoch."""
+    """Makes curves.png, where there is anything to draw: time by shape in both types, and test accuracy by epoch."""
     measured = Measured.of(item for outcome in outcomes for item in outcome.items)
     curves = {name: item["curve"] for name, item in measured.items.items() if "curve" in item}
     if not measured.rows and not curves:
         return
-    try:
-        import matplotlib.pyplot as plt
-    except ImportError as error:  # the figures are in the other files
-        print(f"there is no curves.png: {error}", flush=True)
-        return
+    import matplotlib.pyplot as plt
 
     from plot import draw_panel, finish
 
