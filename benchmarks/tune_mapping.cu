@@ -11,11 +11,11 @@
 #include <utility>
 #include <vector>
 
+#include "cuda/radix_selection.cuh"
 #include "cuda/row_gradients.cuh"
 #include "cuda/row_launches.cuh"
 #include "cuda/row_losses.cuh"
 #include "cuda/rows_and_selection.cuh"
-#include "cuda/selection.cuh"
 #include "joint_loss.h"
 
 using namespace jocor_fast;
@@ -206,9 +206,8 @@ struct Ranked : Batch {
 };
 
 template <class Kernel>
-double time_one_block(const Ranked& batch, Kernel kernel) {
-  return microseconds(
-      [&] { return launch(kernel, 1, kSelectionThreads, nullptr, After::everything, batch.selection_params()); });
+double time_one_block(const Ranked& batch, Kernel kernel, int threads) {
+  return microseconds([&] { return launch(kernel, 1, threads, nullptr, After::everything, batch.selection_params()); });
 }
 
 // By counting against by radix.
@@ -216,21 +215,23 @@ void time_selections() {
   for (const int64_t rows : {64, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048}) {
     const Ranked batch(rows);
     std::printf("selection,%lld,%.3f,%.3f\n", static_cast<long long>(rows),
-                time_one_block(batch, selection_by_counting<float>), time_one_block(batch, selection_by_radix<float>));
+                time_one_block(batch, selection_by_counting<float>, threads_of_counting(rows)),
+                time_one_block(batch, selection_by_radix<float>, threads_of_radix(rows, 1)));
   }
 }
 
 // By radix in one block against a cluster.
 void time_clusters() {
   const auto kernel = selection_by_radix<float>;
-  if (!runs_as_cluster(kernel, kClusterBlocks, kSelectionThreads)) return;
-  for (const int64_t rows : {2048, 4096, 6144, 8192, 12288, 16384, 32768, 65536, 131072}) {
+  if (!runs_as_cluster(kernel, kClusterBlocks, kRadixThreads)) return;
+  for (const int64_t rows : {1024, 1536, 2048, 3072, 4096, 6144, 8192, 12288, 16384, 32768, 65536, 131072}) {
     const Ranked batch(rows);
     const double cluster = microseconds([&] {
-      return launch_cluster(kernel, kClusterBlocks, kSelectionThreads, nullptr, After::everything,
+      return launch_cluster(kernel, kClusterBlocks, threads_of_radix(rows, kClusterBlocks), nullptr, After::everything,
                             batch.selection_params());
     });
-    std::printf("cluster,%lld,%.3f,%.3f\n", static_cast<long long>(rows), time_one_block(batch, kernel), cluster);
+    std::printf("cluster,%lld,%.3f,%.3f\n", static_cast<long long>(rows),
+                time_one_block(batch, kernel, threads_of_radix(rows, 1)), cluster);
   }
 }
 
@@ -250,7 +251,7 @@ void time_single_block(int64_t classes) {
       const cudaError_t error = launch(row_losses_in_registers<Logit, mapping, kWidest>, blocks, line.threads, nullptr,
                                        After::everything, batch.row_params());
       if (error != cudaSuccess) return error;
-      return launch(selection_by_counting<float>, 1, kSelectionThreads, nullptr, After::linked,
+      return launch(selection_by_counting<float>, 1, threads_of_counting(batch.rows), nullptr, After::linked,
                     batch.selection_params());
     });
     std::printf("rounds,%lld,%lld,%.3f,%.3f\n", static_cast<long long>(classes), static_cast<long long>(rounds), one,

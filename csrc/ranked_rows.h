@@ -2,6 +2,7 @@
 // is told of them.
 #pragma once
 
+#include <cmath>
 #include <cstring>
 
 #include "joint_loss.h"
@@ -28,13 +29,23 @@ JF_INLINE typename OrderBits<Real>::type order_key(Real loss) {
   Bits bits;
   loss += Real(0);  // -0 + 0 is +0
   std::memcpy(&bits, &loss, sizeof(bits));
-  return bits & sign ? ~bits : bits | sign;
+  const Bits all_if_negative = Bits{0} - (bits >> (sizeof(Bits) * 8 - 1));
+  return bits ^ (all_if_negative | sign);
 }
 
 template <class Real>
 JF_INLINE bool is_finite(Real x) {
   return x - x == Real(0);
 }
+
+// Some rows of a batch: first, first + step, first + 2 step ..., as far as they lie below first + left.
+struct SteppedRows {
+  int64_t first;
+  int step;
+  int left;  // may be negative
+
+  JF_INLINE bool holds(int i) const { return i * step < left; }
+};
 
 // The rows of one selection. `only_differing`: those alone whose predictions differ.
 template <class Real>
@@ -58,30 +69,44 @@ class RankedRows {
 
   JF_INLINE Bits key(int64_t row) const { return order_key(losses_[row]); }
 
-  // The keys of some rows, kNoCandidate for one that cannot be chosen, and whether each is eligible. Each array is read
-  // for all of them before the first number is looked at: on a GPU all loads are under way together.
+  JF_INLINE bool all_are_eligible() const { return row_state_ == nullptr; }
+
+  // The keys of some rows, kNoCandidate for one that cannot be chosen or does not exist; returns how many are eligible,
+  // and 0 where all are. Each array is read for all of them before the first number is looked at: on a GPU all loads
+  // are under way together. A row is ruled out by a NaN for its loss, for truth values fill what few predicates a GPU
+  // has.
   template <int count>
-  JF_INLINE void load(const int64_t (&rows)[count], Bits (&keys)[count], bool (&are_eligible)[count]) const {
-    Real losses[count], others[count] = {};
+  JF_INLINE int load(const SteppedRows& rows, Bits (&keys)[count]) const {
+    const Real nan = NAN;
+    Real losses[count], others[count];
     uint8_t states[count];
-    for (int i = 0; i < count; ++i) losses[i] = losses_[rows[i]];
-    if (also_finite_ != nullptr) {
-      for (int i = 0; i < count; ++i) others[i] = also_finite_[rows[i]];
-    }
-    for (int i = 0; i < count; ++i) states[i] = kEligibleAndPredictionsDiffer;
+    read(losses_, rows, nan, losses);
+    if (also_finite_ != nullptr) read(also_finite_, rows, nan, others);
+    if (row_state_ != nullptr) read(row_state_, rows, uint8_t{kIneligible}, states);
+
+    int eligible = 0;
     if (row_state_ != nullptr) {
-      for (int i = 0; i < count; ++i) states[i] = row_state_[rows[i]];
+      for (int i = 0; i < count; ++i) {
+        eligible += is_eligible(states[i]);
+        losses[i] = is_eligible(states[i]) ? losses[i] : nan;
+      }
     }
-    for (int i = 0; i < count; ++i) {
-      are_eligible[i] = is_eligible(states[i]);
-      const bool may_be_chosen = are_eligible[i] && is_finite(losses[i]) && is_finite(others[i]);
-      keys[i] = may_be_chosen ? order_key(losses[i]) : kNoCandidate;
+    if (also_finite_ != nullptr) {
+      for (int i = 0; i < count; ++i) losses[i] = is_finite(others[i]) ? losses[i] : nan;
     }
+    for (int i = 0; i < count; ++i) keys[i] = is_finite(losses[i]) ? order_key(losses[i]) : kNoCandidate;
+    return eligible;
   }
 
  private:
   JF_INLINE bool is_eligible(uint8_t state) const {
     return only_differing_ ? state == kEligibleAndPredictionsDiffer : state != kIneligible;
+  }
+
+  template <class T, int count>
+  JF_INLINE static void read(const T* array, const SteppedRows& rows, T otherwise, T (&values)[count]) {
+    const T* next = array + rows.first;
+    for (int i = 0; i < count; ++i, next += rows.step) values[i] = rows.holds(i) ? *next : otherwise;
   }
 
   const Real* losses_;

@@ -11,9 +11,9 @@ constexpr unsigned kWholeWarp = 0xffffffffu;
 constexpr int kWarp = 32;
 constexpr int kMaxWarps = 32;  // of a block
 
-__device__ __forceinline__ int lane_of_thread() { return static_cast<int>(threadIdx.x) % kWarp; }
-__device__ __forceinline__ int warp_of_thread() { return static_cast<int>(threadIdx.x) / kWarp; }
-__device__ __forceinline__ int warps_of_block() { return static_cast<int>(blockDim.x) / kWarp; }
+__device__ __forceinline__ int lane_of_thread() { return static_cast<int>(threadIdx.x % kWarp); }
+__device__ __forceinline__ int warp_of_thread() { return static_cast<int>(threadIdx.x / kWarp); }
+__device__ __forceinline__ int warps_of_block() { return static_cast<int>(blockDim.x / kWarp); }
 
 struct Sum {
   template <class T>

@@ -70,8 +70,6 @@ cudaError_t with_mapping(int wanted, Exists exists, Body body) {
 
 // --- launches -------------------------------------------------------------------------------------------------------
 
-inline int64_t divide_up(int64_t count, int64_t by) { return (count + by - 1) / by; }
-
 // Launches one of two kernels: for_registers(mapping index), or the one that loops over rows.
 template <class Logit, class ForRegisters, class Looping, class Params>
 cudaError_t launch_by_mapping(const Params& params, cudaStream_t stream, ForRegisters for_registers, Looping looping) {
@@ -110,8 +108,10 @@ cudaError_t launch_rows_and_selection(const RowParams& rows, const SelectionPara
   return with_vector_width<Logit>(aligned, [&](auto width) {
     constexpr auto exists = [](auto i) { return kRowMappings[decltype(i)::value].columns <= kSingleBlockColumns; };
     return with_mapping<0>(mapping_of<Logit>(rows.pair.classes), exists, [&](auto index) {
+      const int64_t lanes = rows.pair.rows * kRowMappings[decltype(index)::value].lanes;
       return launch(rows_and_selection_by_block<Logit, decltype(index)::value, decltype(width)::value>, 1,
-                    kSingleBlockThreads<RealOf<Logit>>, stream, After::everything, rows, selection);
+                    threads_in_whole_warps(lanes, kSingleBlockThreads<RealOf<Logit>>), stream, After::everything, rows,
+                    selection);
     });
   });
 }

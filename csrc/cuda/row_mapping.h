@@ -39,14 +39,17 @@ constexpr int kRegisterBytes = 128;
 constexpr int kSingleBlockRounds = 4;
 constexpr int kSingleBlockColumns = 8;
 
-// Batches up to this size are selected by counting, larger ones by radix. Counting does rows^2 comparisons: at 512 they
-// take about as long as the radix search's barriers (estimated, not measured).
-constexpr int64_t kCountingRows = 512;
+// Batches up to this size are selected by counting, larger ones by radix. Counting does rows^2 comparisons, of some
+// three instructions in nvcc's code: at 256 some 3,000 cycles of one multiprocessor, at 512 some 12,000, when a radix
+// search of so few rows takes some 7,000 (counted from the code, not measured).
+constexpr int64_t kCountingRows = 256;
+constexpr int kCountingThreads = 1024;  // at most
 
-// Up to this size the radix search takes one block, which holds as many float32 keys in its shared memory: the barriers
-// of a cluster would cost more than they save. Above, one multiprocessor would read all rows in every sweep: at 65,536
-// some 1.3 MB, 15 to 20 us before any barrier; the eight of a cluster still hold them. (Both estimated, not measured.)
-constexpr int64_t kOneBlockRows = 8192;
-constexpr int kSelectionThreads = 1024;
+// Up to this size the radix search takes one block, above the eight of a cluster, which still hold 65,536 float32 keys
+// in their shared memory. A warp issues some 1,000 instructions for 128 rows, half of them for integers, which a
+// multiprocessor computes at half its rate: for 4096 rows in one block some 12,000 cycles, as long as the barriers of a
+// cluster make it wait; those hardly depend on the rows. (Counted from nvcc's code, not measured.)
+constexpr int64_t kOneBlockRows = 4096;
+constexpr int kRadixThreads = 1024;  // at most
 
 }  // namespace jocor_fast::cuda

@@ -2,13 +2,13 @@
 // would cost more than all of it.
 #pragma once
 
+#include "counting_selection.cuh"
 #include "row_losses.cuh"
-#include "selection.cuh"
 
 namespace jocor_fast::cuda {
 
-// As many as leave each thread the registers for kSingleBlockColumns logits of each network: float64's exp alone takes
-// some forty.
+// Threads at most: as many as leave each the registers for kSingleBlockColumns logits of each network: float64's exp
+// alone takes some forty.
 template <class Real>
 constexpr int kSingleBlockThreads = sizeof(Real) == 4 ? 1024 : 256;
 

@@ -71,8 +71,12 @@ def many_ties(kernels: HostKernels) -> None:
     selection.test_ties_go_to_the_lower_row(kernels, 9000)
 
 
+def a_few_rows(kernels: HostKernels) -> None:
+    selection.test_the_choice_equals_a_stable_sort(kernels, rows.np.float32, 33)
+
+
 def many_rows(kernels: HostKernels) -> None:
-    selection.test_the_choice_equals_a_stable_sort(kernels, rows.np.float32, 1025)
+    selection.test_the_choice_equals_a_stable_sort(kernels, rows.np.float32, 1153)
 
 
 def repeated_losses(kernels: HostKernels) -> None:
@@ -89,7 +93,7 @@ def one_differing_row(kernels: HostKernels) -> None:
 
 
 def ties_in_a_cluster(kernels: HostKernels) -> None:
-    selection.test_a_cluster_takes_ties_in_the_order_of_its_slices(kernels, 5000)
+    selection.test_a_cluster_takes_ties_in_the_order_of_its_slices(kernels, 3000)
 
 
 def mean_of_a_cluster(kernels: HostKernels) -> None:
@@ -98,8 +102,8 @@ def mean_of_a_cluster(kernels: HostKernels) -> None:
 
 VECTORS = "cuda/row_vectors.cuh"
 REDUCTIONS, ROWS, GRADIENTS = "cuda/reductions.cuh", "cuda/row_losses.cuh", "cuda/row_gradients.cuh"
-SELECTION, TOGETHER = "cuda/selection.cuh", "cuda/rows_and_selection.cuh"
-CLUSTER = "cuda/cluster.cuh"
+SELECTION, COUNTING, RADIX = "cuda/selection.cuh", "cuda/counting_selection.cuh", "cuda/radix_selection.cuh"
+TOGETHER, CLUSTER = "cuda/rows_and_selection.cuh", "cuda/cluster.cuh"
 
 MUTANTS = {
     # a barrier is missing
@@ -116,38 +120,46 @@ MUTANTS = {
         "if (!FAULT) __syncthreads();", small_batches,
     ),
     "radix: counted before cleared": Mutant(
-        SELECTION, "__syncthreads();  // the counters are clear before any row is counted",
+        RADIX, "__syncthreads();  // the counters are clear before any row is counted",
         "if (!FAULT) __syncthreads();", many_rows,
     ),
     "radix: read before counted": Mutant(
-        SELECTION, "cluster.sync();  // every row is counted before any counter is read",
+        RADIX, "cluster.sync();  // every row is counted before any counter is read",
         "if (!FAULT) cluster.sync();", many_rows,
+    ),
+    "radix: a digit is read before it is found": Mutant(
+        RADIX, "__syncthreads();  // it is found before any thread reads it;", "if (!FAULT) __syncthreads();  //",
+        many_rows,
+    ),
+    "selection: sums of the warps read before they are written": Mutant(
+        SELECTION, "__syncthreads();  // each warp's sum is written before any is read",
+        "if (!FAULT) __syncthreads();", many_rows,
     ),
     "cluster: another block's counters read before counted": Mutant(
         CLUSTER, "if (blocks > 1) {\n      __cluster_barrier", "if (blocks > 1 && !FAULT) {\n      __cluster_barrier",
         ties_in_a_cluster,
     ),
     "cluster: sums of counters read before added up": Mutant(
-        SELECTION, "__syncthreads();  // every counter is added up before any sum is read",
+        RADIX, "__syncthreads();  // every counter is added up before any sum is read",
         "if (!FAULT) __syncthreads();", ties_in_a_cluster,
     ),
     "cluster: another block's finding read before written": Mutant(
-        SELECTION, "cluster.sync();  // every block's finding is written before any is read",
+        RADIX, "cluster.sync();  // every block's finding is written before any is read",
         "if (!FAULT) cluster.sync();", one_differing_row,
     ),
     "cluster: sums of the blocks read before they arrive": Mutant(
-        SELECTION, "cluster.sync();  // all sums have arrived;", "if (!FAULT) cluster.sync();  //", mean_of_a_cluster,
+        RADIX, "cluster.sync();  // all sums have arrived;", "if (!FAULT) cluster.sync();  //", mean_of_a_cluster,
     ),
     "cluster: every block counts its ties from the first": Mutant(
-        SELECTION, "!all && block < cluster.rank", "!FAULT && !all && block < cluster.rank", ties_in_a_cluster,
+        RADIX, "block < cluster.rank; ++block) {", "block < cluster.rank && !FAULT; ++block) {", ties_in_a_cluster,
     ),
     "ties: read before written": Mutant(
-        SELECTION, "__syncthreads();\n      const uint32_t of_lane",
-        "if (!FAULT) __syncthreads();\n      const uint32_t of_lane", many_ties,
+        RADIX, "__syncthreads();\n    const uint32_t of_lane",
+        "if (!FAULT) __syncthreads();\n    const uint32_t of_lane", many_ties,
     ),
-    "ties: written before read": Mutant(SELECTION, "parity ^= 1;", "parity ^= FAULT ? 0 : 1;", many_ties),
+    "ties: written before read": Mutant(RADIX, "parity ^= 1;", "parity ^= FAULT ? 0 : 1;", many_ties),
     "selection: does not wait for the rows": Mutant(
-        SELECTION, "wait_for_previous_kernel();\n  select_by_radix",
+        RADIX, "wait_for_previous_kernel();\n  select_by_radix",
         "if (!FAULT) wait_for_previous_kernel();\n  select_by_radix", large_batches,
     ),
     # the end of a row, of a warp, of a batch
@@ -186,25 +198,29 @@ MUTANTS = {
     ),
     # order and ties
     "counting: ties to the higher row": Mutant(
-        SELECTION, "other_key == key && other < row", "other_key == key && (FAULT ? other > row : other < row)",
-        few_ties,
+        COUNTING, "i < row % at_once;", "(FAULT ? i > row % at_once : i < row % at_once);", few_ties
     ),
-    "ties: a lane counts itself": Mutant(SELECTION, "(1u << lane) - 1", "((FAULT ? 2u : 1u) << lane) - 1", many_ties),
+    "counting: lower rows' ties come after": Mutant(
+        COUNTING, "first + at_once <= row ?", "first + at_once <= (FAULT ? 0 : row) ?", few_ties
+    ),
+    "counting: what lies past the last row is counted": Mutant(
+        COUNTING, "if (row < whole) scratch", "if (row < (FAULT ? rows : whole)) scratch", a_few_rows
+    ),
+    "ties: a lane counts itself": Mutant(RADIX, "(1u << lane) - 1", "((FAULT ? 2u : 1u) << lane) - 1", many_ties),
     "radix: every lane adds for its peers": Mutant(
-        SELECTION, "if (lane_of_thread() == first) atomicAdd", "if (FAULT || lane_of_thread() == first) atomicAdd",
+        RADIX, "if (lane_of_thread() == first) atomicAdd", "if (FAULT || lane_of_thread() == first) atomicAdd",
         many_rows,
     ),
     "radix: a digit is counted twice": Mutant(
-        SELECTION, "if (digit == shared) digit", "if (digit == shared && !FAULT) digit", many_rows
+        RADIX, "if (digits[i] == shared) digits", "if (digits[i] == shared && !FAULT) digits", many_rows
     ),
-    "radix: the first sweep decides": Mutant(SELECTION, "all || shift == 0", "all || shift == 0 || FAULT", many_rows),
+    "radix: the first sweep decides": Mutant(RADIX, "if (shift == 0) {", "if (shift == 0 || FAULT) {", many_rows),
     "keys: -0 comes before +0": Mutant(
         "ranked_rows.h", "loss += Real(0);", "if (!FAULT) loss += Real(0);", repeated_losses
     ),
     "keys: NaN may be chosen": Mutant(
-        SELECTION, "chosen && key != RankedRows<Real>::kNoCandidate",
-        "FAULT ? chosen || key == RankedRows<Real>::kNoCandidate : chosen && key != RankedRows<Real>::kNoCandidate",
-        excluded_rows,
+        RADIX, "chosen[i] = keys[i] < threshold.key;",
+        "chosen[i] = keys[i] < threshold.key || (FAULT && keys[i] == RankedRows<Real>::kNoCandidate);", excluded_rows,
     ),
 }  # fmt: skip
 TESTS = {name: mutant.test for name, mutant in MUTANTS.items() if mutant.test is not None}

@@ -45,6 +45,7 @@ def kernels_in(report: str, capability: str) -> list[Kernel]:
     return kernels
 
 
+STRICT = "-Werror=all-warnings"  # as in CI's build
 SHIPPED = "".join(f'#include "cuda/{name}.cu"\n' for name in ("rows_float32", "rows_bfloat16", "selection"))
 # These two instructions, and numbers of registers, are all in which nvcc's PTX of the rows for 8.0 differs from that
 # for 9.0, which serves 10.0 too. The selections have clusters from 9.0 on, and are compiled for 8.0 as well.
@@ -58,7 +59,7 @@ def ptx_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("ptx")
     source, target = folder / "shipped.cu", folder / "shipped.ptx"
     source.write_text(SHIPPED)
-    nvcc("-ptx", "-arch=compute_90", str(source), "-o", str(target))
+    nvcc("-ptx", STRICT, "-arch=compute_90", str(source), "-o", str(target))
     return target
 
 
@@ -82,7 +83,7 @@ def is_selection(name: str) -> bool:
 def selections_for_80(ptx_file: Path) -> Path:
     """PTX for 8.0 of the selections."""
     target = ptx_file.with_name("selections_for_80.ptx")
-    nvcc("-ptx", "-arch=compute_80", str(CSRC / "cuda" / "selection.cu"), "-o", str(target))
+    nvcc("-ptx", STRICT, "-arch=compute_80", str(CSRC / "cuda" / "selection.cu"), "-o", str(target))
     return target
 
 

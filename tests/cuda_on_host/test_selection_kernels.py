@@ -17,10 +17,10 @@ Array = np.ndarray[Any, Any]
 
 COUNTING, RADIX = "selection_by_counting", "selection_by_radix"
 
-# Around warps, around the batch size at which counting ends (512), around a sweep of four rows a thread, around the
-# number of float64 keys that are cached (4096), and around the size at which a cluster begins (8192).
-SIZES = [1, 2, 31, 32, 33, 127, 128, 511, 512, 513, 1000, 1024, 1025, 4095, 4097, 8192, 8193, 20000]
-LARGE = 8193  # rows of the smallest batch that a cluster selects from
+# Around warps, around the batch size at which counting ends (256), and around the size at which a cluster begins, a
+# sweep of four rows a thread ends and no more float64 keys are cached (4096).
+SIZES = [1, 2, 31, 32, 33, 127, 128, 255, 256, 257, 1000, 1151, 1153, 2500, 4095, 4096, 4097, 8193, 20000]
+LARGE = 4097  # rows of the smallest batch that a cluster selects from, 544 in a slice
 
 
 def assert_selection_is_right(actual: SelectionResults, losses: Array, **settings: Any) -> None:
@@ -41,7 +41,7 @@ def test_the_choice_equals_a_stable_sort(kernels: HostKernels, real: Any, rows: 
     for k in sorted({1, 2, rows // 3, rows // 2, rows - 1, rows, rows + 5} - {0}):
         actual = kernels.select_small_loss(losses, num_keep=k, mean_of=losses)
         assert_selection_is_right(actual, losses, num_keep=k, mean_of=losses)
-    kernel = COUNTING if rows <= 512 else RADIX
+    kernel = COUNTING if rows <= 256 else RADIX
     cluster = rows >= LARGE
     for launch in kernels.take_launches():
         assert kernel in launch.kernel
@@ -57,7 +57,7 @@ def test_every_k_of_losses_that_repeat(kernels: HostKernels, real: Any, rows: in
         assert_selection_is_right(kernels.select_small_loss(losses, num_keep=k), losses, num_keep=k)
 
 
-@pytest.mark.parametrize("rows", [5, 513, 9000])
+@pytest.mark.parametrize("rows", [5, 257, 9000])
 def test_ties_go_to_the_lower_row(kernels: HostKernels, rows: int) -> None:
     losses = np.full(rows, 1.5, np.float32)
     for k in (1, 2, rows // 2, rows - 1):
@@ -120,11 +120,20 @@ def test_how_many_rows_a_forget_rate_keeps(kernels: HostKernels, rows: int, forg
     )
 
 
+@pytest.mark.parametrize(
+    ("rows", "threads"), [(1, 32), (100, 416), (256, 1024), (257, 288), (2500, 640), (4096, 1024), (20000, 640)]
+)
+def test_a_selection_has_as_many_threads_as_its_rows_occupy(kernels: HostKernels, rows: int, threads: int) -> None:
+    """By counting four for a row; by radix one for four rows of a block, and one for every counter at least."""
+    kernels.select_small_loss(np.arange(rows, dtype=np.float32), num_keep=1)
+    assert [launch.threads for launch in kernels.take_launches()] == [threads]
+
+
 @pytest.mark.parametrize("threads", [32, 96, 128, 1024])
 def test_the_choice_does_not_depend_on_the_size_of_the_block(kernels: HostKernels, threads: int) -> None:
     kernels.set_limits(most_threads=threads)
     rng = np.random.default_rng(4)
-    for rows in (100, 512, 777, 9001):
+    for rows in (100, 256, 777, 9001):
         losses = np.round(rng.normal(size=rows), 1).astype(np.float32)
         actual = kernels.select_small_loss(losses, forget_rate=0.4, mean_of=losses)
         assert_selection_is_right(actual, losses, forget_rate=0.4, mean_of=losses)
@@ -156,7 +165,7 @@ def test_a_cluster_finds_one_differing_prediction_in_any_slice(kernels: HostKern
     assert_selection_is_right(kernels.select_small_loss(losses, **settings), losses, **settings)
 
 
-@pytest.mark.parametrize("k", [1, 1000, 1056, 1057, 5000, LARGE - 1])
+@pytest.mark.parametrize("k", [1, 500, 544, 545, 3000, LARGE - 1])
 def test_a_cluster_takes_ties_in_the_order_of_its_slices(kernels: HostKernels, k: int) -> None:
     chosen = kernels.select_small_loss(np.full(LARGE, 0.25, np.float32), num_keep=k).selected
     np.testing.assert_array_equal(chosen, np.arange(LARGE) < k)
@@ -215,6 +224,18 @@ def test_a_small_batch_takes_one_launch_and_others_two_that_are_linked(
             assert f"rows_and_selection_by_block<{CXX_NAMES[dtype]}, " in launches[0].kernel
         else:
             assert [launch.linked for launch in launches] == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("rows", "classes", "threads"), [(1, 1, 32), (9, 10, 64), (128, 10, 512), (256, 10, 1024), (20, 100, 640)]
+)
+def test_a_single_block_has_no_warp_without_a_row(kernels: HostKernels, rows: int, classes: int, threads: int) -> None:
+    """Four threads a row up to 32 classes, 32 above: idle ones would take the others' turns."""
+    pair = random_pair(rows, classes)
+    kernels.row_losses_and_selection(pair, forget_rate=0.2)
+    assert [(launch.blocks, launch.threads) for launch in kernels.take_launches()] == [(1, threads)]
+    kernels.row_losses_and_selection(random_pair(rows, 10, "float64"), forget_rate=0.2)
+    assert kernels.take_launches()[0].threads <= 256
 
 
 @pytest.mark.parametrize(("code_for", "linked"), [(80, False), (90, True), (100, True)])
