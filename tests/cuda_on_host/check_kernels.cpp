@@ -253,7 +253,7 @@ void check_selection_alone(int64_t rows) {
   expect(counts.from_device() == counts.host, "the counts differ from the CPU's", where);
 }
 
-// More keys than one block holds in shared memory, or eight blocks; above 8,192 rows a cluster of eight selects, where
+// More keys than one block holds in shared memory, or eight blocks; above 4,096 rows a cluster of eight selects, where
 // the device has clusters.
 template <class Real>
 constexpr int64_t kUncachedRows = 32768 / sizeof(Real) + 8;
@@ -286,7 +286,9 @@ int main(int argc, char** argv) {
   if (wanted("bfloat16")) check_type<__nv_bfloat16>();
   if (wanted("float16")) check_type<__half>();
   if (wanted("float64")) check_type<double>();
-  if (wanted("float32 losses")) check_selection_alone<float>(kUncachedRows<float>);
+  if (wanted("float32 losses")) {
+    for (const int64_t rows : {int64_t{200}, int64_t{4096}, kUncachedRows<float>}) check_selection_alone<float>(rows);
+  }
   if (wanted("float64 losses")) check_selection_alone<double>(kUncachedRows<double>);
   if (wanted("many float32 losses")) check_selection_alone<float>(8 * kUncachedRows<float>);
   if (wanted("many float64 losses")) check_selection_alone<double>(8 * kUncachedRows<double>);
