@@ -9,6 +9,7 @@ Where a float is said an int is accepted, where an int is said a NumPy integer; 
 
 from __future__ import annotations
 
+import math
 import numbers
 from typing import Any
 
@@ -27,7 +28,7 @@ def check_co_lambda(co_lambda: float) -> float:
     value = as_real("co_lambda", co_lambda)
     if not 0 <= value <= 1:
         raise ValueError(f"co_lambda must lie in [0, 1], got {co_lambda!r}")
-    return float(value)
+    return value
 
 
 def check_forget_rate(forget_rate: float) -> float:
@@ -37,7 +38,7 @@ def check_forget_rate(forget_rate: float) -> float:
     value = as_real("forget_rate", forget_rate)
     if not 0 <= value < 1:
         raise ValueError(f"forget_rate must lie in [0, 1), got {forget_rate!r}")
-    return float(value)
+    return value
 
 
 def check_num_keep(num_keep: int | Tensor, rows: Tensor) -> int | Tensor:
@@ -139,11 +140,14 @@ def check_switch(name: str, value: Any) -> bool:
     return bool(value)
 
 
-def as_real(name: str, value: Any) -> Any:
-    """The number as it is; TypeError for what is not a real number."""
+def as_real(name: str, value: Any) -> float:
+    """The number as a float, infinite where it is beyond the largest one; TypeError for what is not a real number."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise TypeError(f"{name} must be a float, got {type(value).__name__}")
-    return value
+    try:
+        return float(value)
+    except OverflowError:  # of an int or a fraction
+        return math.inf if value > 0 else -math.inf
 
 
 def as_integer(name: str, value: Any) -> int:

@@ -270,7 +270,7 @@ def _checked(num_classes: int, rate: float) -> tuple[int, float]:
 
 
 def _checked_rate(rate: float) -> float:
-    value = float(as_real("rate (--noise-rate)", rate))
+    value = as_real("rate (--noise-rate)", rate)
     if not 0 <= value < 1:  # NaN fails every comparison
         raise ValueError(f"rate (--noise-rate) must lie in [0, 1), got {rate}")
     return value

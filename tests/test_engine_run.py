@@ -380,6 +380,8 @@ WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"co_lambda": float("nan")}, ValueError, "co_lambda"),
     ({"lr": 0}, ValueError, "lr must be finite and above 0"),
     ({"lr": float("inf")}, ValueError, "lr must be finite"),
+    ({"lr": 10**400}, ValueError, "lr must be finite and above 0, got inf"),  # which no float can hold
+    ({"weight_decay": -(10**400)}, ValueError, "weight_decay must be finite and at least 0, got -inf"),
     ({"weight_decay": -1e-4}, ValueError, "weight_decay must be finite and at least 0"),
     ({"epochs": 0}, ValueError, "epochs must be at least 1, got 0"),
     ({"epochs": 1, "recipe": "published"}, ValueError, "epochs must be at least 2"),
@@ -431,6 +433,7 @@ def broken_data(**changes: Any) -> TrainData:
         ({"labels": torch.zeros(20)}, TypeError, "labels must be int64, got torch.float32"),
         ({"labels": torch.zeros(19, dtype=torch.int64)}, ValueError, r"labels must be of shape \(20,\)"),
         ({"clean_labels": torch.zeros(20, 1, dtype=torch.int64)}, ValueError, "clean_labels must be of shape"),
+        ({"input_scale": 10**400}, ValueError, "input_scale must be finite, got"),
     ],
 )
 def test_wrong_data_are_named(changes: dict[str, Any], error: type[Exception], message: str) -> None:

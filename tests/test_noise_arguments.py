@@ -14,7 +14,7 @@ from jocor_fast import noise
 from jocor_fast.data import DataError
 
 
-@pytest.mark.parametrize("rate", [-0.1, -1e-300, 1, 1.0, 1.5, math.nan, math.inf, np.float32("nan")])
+@pytest.mark.parametrize("rate", [-0.1, -1e-300, 1, 1.0, 1.5, 10**400, math.nan, math.inf, np.float32("nan")])
 def test_case_27_a_rate_outside_its_range_names_the_flag(rate: float):
     for call in (
         lambda: noise.symmetric(10, rate),

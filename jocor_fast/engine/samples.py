@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, runtime_checkable
@@ -57,7 +58,7 @@ class EvalData:
     def __post_init__(self) -> None:
         check_inputs("inputs", self.inputs)
         _check_labels("labels", self.labels, len(self.inputs))
-        arguments.as_real("input_scale", self.input_scale)
+        _check_scale(self.input_scale)
         if not 0 < arguments.as_real("keep_rate", self.keep_rate) <= 1:
             raise ValueError(f"keep_rate must lie in (0, 1], got {self.keep_rate}")
 
@@ -92,7 +93,7 @@ class TrainData:
         _check_labels("labels", self.labels, len(self.inputs))
         if self.clean_labels is not None:
             _check_labels("clean_labels", self.clean_labels, len(self.inputs))
-        arguments.as_real("input_scale", self.input_scale)
+        _check_scale(self.input_scale)
 
     def open(self, device: torch.device, batch_size: int) -> InputSource:
         """The inputs on a device; files come in batches of at most `batch_size`."""
@@ -199,6 +200,11 @@ def check_inputs(name: str, inputs: Tensor | InputFiles) -> None:
         raise TypeError(f"{name} must be uint8, floating, int32 or int64, got {inputs.dtype}")
     if inputs.dim() < 1 or len(inputs) == 0:
         raise ValueError(f"{name} must be of shape [N, ...] with at least one sample, got {tuple(inputs.shape)}")
+
+
+def _check_scale(input_scale: float) -> None:
+    if not math.isfinite(arguments.as_real("input_scale", input_scale)):
+        raise ValueError(f"input_scale must be finite, got {input_scale}")
 
 
 def _check_labels(name: str, labels: Tensor, count: int) -> None:

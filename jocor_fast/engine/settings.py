@@ -85,7 +85,7 @@ class TrainSettings:
         self._set("forget_rate", arguments.check_forget_rate(self.forget_rate))
         self._set("co_lambda", arguments.check_co_lambda(self.co_lambda))
         for name in ("lr", "weight_decay"):
-            value = float(arguments.as_real(name, getattr(self, name)))
+            value = arguments.as_real(name, getattr(self, name))
             if not 0 <= value < math.inf or (name == "lr" and value == 0):  # NaN fails the comparison
                 accepted = "finite and above 0" if name == "lr" else "finite and at least 0"
                 raise ValueError(f"{name} must be {accepted}, got {value}")
