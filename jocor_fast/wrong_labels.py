@@ -18,11 +18,11 @@ from __future__ import annotations
 import math
 import os
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from jocor_fast.data.arrays import user_path
 from jocor_fast.engine.folder import read_history
 from jocor_fast.engine.history import SampleStatistics
 from jocor_fast.transition_estimate import pair_counts, rows_of_counts
@@ -85,7 +85,7 @@ def audit(run: Run | str | os.PathLike[str]) -> Audit:
         jocor_fast.engine.errors.RunError: the folder holds no checkpoint with a history.
     """
     if isinstance(run, (str, os.PathLike)):
-        return audit_history(read_history(Path(run)))
+        return audit_history(read_history(user_path(run)))
     statistics = getattr(run, "history", None)
     if not isinstance(statistics, SampleStatistics):
         raise TypeError(f"run must be what jocor_fast.train returned or the folder of a run, got {type(run).__name__}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from engine_cases import (
     blobs,
     held_out,
     pair_of,
+    parameters,
     same_bits,
     small_cnn,
     small_mlp,
@@ -152,19 +154,30 @@ def test_a_function_is_called_once_a_network_under_the_seed() -> None:
     assert len(single.networks) == 1
 
 
+def scaled(inputs: np.ndarray) -> Tensor:
+    """What the networks get of uint8 inputs."""
+    return torch.tensor(inputs).float() * np.float32(1 / 255)
+
+
 @pytest.mark.parametrize(
     "convert",
     [
         lambda inputs, labels: (torch.tensor(inputs), torch.tensor(labels)),
         lambda inputs, labels: [inputs, labels[:, None]],
         lambda inputs, labels: (inputs, labels.tolist()),
+        lambda inputs, labels: ([torch.tensor(row) for row in inputs], list(torch.tensor(labels))),
         lambda inputs, labels: (inputs, labels.astype(np.uint8)),
         lambda inputs, labels: (inputs, labels.astype(np.float64)),
         lambda inputs, labels: (inputs[::-1][::-1], torch.from_numpy(labels).to(torch.int16)),
         lambda inputs, labels: ((inputs.astype(np.float32) * np.float32(1 / 255)).tolist(), labels),
         lambda inputs, labels: ((inputs.astype(np.float32) * np.float32(1 / 255)).astype(">f4"), labels.astype(">i4")),
+        lambda inputs, labels: (scaled(inputs).numpy().astype(np.longdouble), labels),
+        lambda inputs, labels: ([row.requires_grad_() for row in scaled(inputs)], labels),
     ],
-    ids=["tensors", "(N, 1)", "list", "uint8", "whole floats", "negative strides", "nested lists", "big-endian"],
+    ids=[
+        *("tensors", "(N, 1)", "list", "lists of tensors", "uint8", "whole floats", "negative strides"),
+        *("nested lists", "big-endian", "long doubles", "tensors that need a gradient"),
+    ],
 )
 def test_arrays_of_every_kind_train_alike(convert: Any) -> None:
     inputs, labels, _ = arrays()
@@ -259,6 +272,8 @@ WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
     ),
     ({"train_data": (np.array([["a"]]), [0])}, TypeError, "train_data: inputs must be numbers, got <U1"),
     ({"train_data": (np.zeros((2, 6), bool), [0, 1])}, TypeError, "train_data: inputs must be uint8, floating"),
+    ({"train_data": ([[1, 2], [3]], [0, 1])}, ValueError, "train_data: inputs must have one shape, got parts of diff"),
+    ({"train_data": ([torch.zeros(2), torch.zeros(3)], [0, 1])}, ValueError, "train_data: inputs must have one shape"),
     ({"train_data": (np.zeros((0, 6)), [])}, ValueError, "train_data: inputs must be of shape .* at least one sample"),
     ({"train_data": (np.zeros((2, 6)), [0.5, 1])}, ValueError, "train_data: labels must be whole numbers"),
     (
@@ -288,6 +303,58 @@ def test_a_wrong_argument_is_named(changes: dict[str, Any], error: type[Exceptio
     arguments: dict[str, Any] = {"networks": small_mlp, "train_data": (inputs, labels), **QUICK, **changes}
     with pytest.raises(error, match=message):
         jf.train(arguments.pop("networks"), arguments.pop("train_data"), **arguments)
+
+
+@pytest.mark.filterwarnings("ignore:labels are numbered in sorted order")
+@pytest.mark.parametrize(
+    ("networks", "error", "message"),
+    [
+        ([], ValueError, "trains two networks, got 0"),
+        (5, TypeError, "networks must be a module, a pair"),
+        (lambda: 3, TypeError, "networks must be of torch.nn.Module, got int"),
+    ],
+)
+def test_what_are_no_networks_is_said_so_where_labels_have_gaps_too(
+    networks: Any, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        jf.train(networks, (np.zeros((4, 6)), [0, 2, 0, 2]), **QUICK)
+
+
+@pytest.mark.parametrize("network", [small_mlp, small_tanh])
+def test_the_default_type_of_new_tensors_changes_nothing(network: Callable[[], nn.Module]) -> None:
+    inputs, labels, _ = arrays()
+    expected = jf.train(network, (inputs, labels), **QUICK)
+    torch.set_default_dtype(torch.float64)
+    try:
+        run = jf.train(network, (inputs, labels), **QUICK)
+        assert torch.get_default_dtype() == torch.float64
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert same_bits(parameters(run.networks), parameters(expected.networks))
+
+
+def test_sets_that_reach_the_networks_on_another_scale_are_warned_of() -> None:
+    inputs = np.random.default_rng(0).integers(0, 256, (40, 6), dtype=np.uint8)
+    labels = np.arange(40) % CLASSES
+    sentence = (
+        "test_data: inputs are torch.float32 and those of train_data torch.uint8: uint8 reaches the networks divided"
+    )
+    with pytest.warns(UserWarning, match=sentence):
+        jf.train(small_mlp, (inputs, labels), test_data=(inputs.astype(np.float32), labels), **QUICK)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        jf.train(
+            small_mlp, (inputs, labels), test_data=(inputs[:8].astype(np.int64).astype(np.uint8), labels[:8]), **QUICK
+        )
+        jf.train(small_mlp, (inputs / 255, labels), val_data=(np.float16(inputs), labels), **QUICK)
+
+
+def test_home_is_found_in_the_folder_to_audit_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    inputs, labels, _ = arrays()
+    jf.train(small_mlp, (inputs, labels), **QUICK, output="~/run")
+    assert (jf.audit("~/run").given == labels).all()
 
 
 def test_more_classes_than_outputs_are_an_error() -> None:

@@ -120,14 +120,16 @@ def number_classes(*label_sets: Any) -> tuple[list[np.ndarray], tuple[str, ...] 
 
 
 def as_array(values: Any, name: str) -> np.ndarray:
-    """Any array-like or tensor as an array; ValueError for a ragged list."""
-    if isinstance(values, torch.Tensor):
-        values = values.detach().cpu()
-        values = values.double() if values.is_floating_point() else values  # NumPy has no bfloat16
+    """Any array-like, tensor or list of tensors as an array; ValueError for a ragged list."""
     try:
+        if isinstance(values, (list, tuple)) and values and all(isinstance(value, torch.Tensor) for value in values):
+            values = torch.stack(list(values))  # NumPy takes none that needs a gradient, or lies on a GPU
+        if isinstance(values, torch.Tensor):
+            values = values.detach().cpu()
+            values = values.double() if values.is_floating_point() else values  # NumPy has no bfloat16
         return np.asarray(values)
-    except ValueError:
-        raise ValueError(f"{name} must have one shape, got lists of different lengths") from None
+    except (ValueError, RuntimeError):
+        raise ValueError(f"{name} must have one shape, got parts of different shapes") from None
 
 
 def _one_dimensional(labels: Any, name: str) -> np.ndarray:

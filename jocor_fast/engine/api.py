@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from jocor_fast.data.arrays import user_path
-from jocor_fast.data.classes import label_values, number_classes
+from jocor_fast.data.classes import as_array, label_values, number_classes
+from jocor_fast.engine.environment import own_modes
 from jocor_fast.engine.networks import NetworkSource, probe_classes
 from jocor_fast.engine.processes import joined_processes
 from jocor_fast.engine.run import EvalData, Run, TrainData, fit
@@ -116,6 +117,7 @@ def train(
         output = user_path(output)
     pairs = {"train_data": train_data, "test_data": test_data, "val_data": val_data}
     inputs = {name: _inputs(name, pair) for name, pair in pairs.items() if pair is not None}
+    _warn_of_other_scales(inputs)
     given = {name: pair[1] for name, pair in pairs.items() if pair is not None}
     if clean_labels is not None:
         given["clean_labels"] = clean_labels
@@ -145,13 +147,27 @@ def _inputs(name: str, pair: Any) -> Tensor:
         raise TypeError(f"{name} must be a pair (inputs, labels), got {type(pair).__name__}")
     inputs = pair[0]
     if not isinstance(inputs, Tensor):
-        array = np.asarray(inputs)
+        array = as_array(inputs, f"{name}: inputs")
         if array.dtype.kind not in "biuf":
             raise TypeError(f"{name}: inputs must be numbers, got {array.dtype}")
+        if array.dtype.itemsize > 8:  # torch knows no long double
+            array = array.astype(np.float64)
         native = array.astype(array.dtype.newbyteorder("="), copy=False)  # torch takes no other order of bytes
         inputs = torch.from_numpy(np.require(native, requirements=["C", "W"]))
     check_inputs(f"{name}: inputs", inputs)
     return inputs.detach()
+
+
+def _warn_of_other_scales(inputs: dict[str, Tensor]) -> None:
+    """Say where the networks are tried on numbers of another range than those that they learn from."""
+    trained = inputs["train_data"].dtype
+    for name, tensor in inputs.items():
+        if (tensor.dtype == torch.uint8) != (trained == torch.uint8):
+            warnings.warn(
+                f"{name}: inputs are {tensor.dtype} and those of train_data {trained}: uint8 reaches the networks "
+                "divided by 255, other numbers as they are",
+                stacklevel=3,
+            )
 
 
 def _class_numbers(
@@ -178,13 +194,17 @@ def _class_numbers(
 
 
 def _outputs(networks: NetworkSource, inputs: Tensor) -> int:
-    """How many outputs the networks have; a function is called for one that is thrown away."""
-    if isinstance(networks, nn.Module):
-        network = networks
-    elif isinstance(networks, Sequence):
-        network = networks[0]
-    else:
-        with torch.random.fork_rng(devices=[]):
+    """How many outputs the networks have; a function is called for one that is thrown away.
+
+    0 where they are no networks, which the run then says.
+    """
+    with own_modes(torch.device("cpu")), torch.random.fork_rng(devices=[]):
+        network: object = networks
+        if isinstance(networks, Sequence):
+            network = networks[0] if networks else None
+        elif not isinstance(networks, nn.Module) and callable(networks):
             network = networks()
-    device = next((parameter.device for parameter in network.parameters()), torch.device("cpu"))
-    return probe_classes([network], ResidentInputs(inputs[:2], 1 / 255, device).first(), "train_data")
+        if not isinstance(network, nn.Module):
+            return 0
+        device = next((parameter.device for parameter in network.parameters()), torch.device("cpu"))
+        return probe_classes([network], ResidentInputs(inputs[:2], 1 / 255, device).first(), "train_data")

@@ -59,12 +59,19 @@ def seeded_generators(seed: int, device: torch.device) -> Iterator[None]:
 def own_modes(device: torch.device) -> Iterator[None]:
     """Gradients, and no precision but the run's, whatever no_grad, inference_mode or autocast the caller is in.
 
+    New tensors are float32 within, as inputs are, whatever torch.set_default_dtype says.
+
     Autocast keeps the weights that it has cast until the outermost context is left: without the cache, or steps within
     one would compute with the weights of the first.
     """
     autocast = torch.autocast(device.type, enabled=False, cache_enabled=False)
-    with torch.inference_mode(False), torch.enable_grad(), autocast:
-        yield
+    default = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float32)
+    try:
+        with torch.inference_mode(False), torch.enable_grad(), autocast:
+            yield
+    finally:
+        torch.set_default_dtype(default)
 
 
 def seed_beside_first(seed: int, rank: int, device: torch.device) -> None:
