@@ -17,6 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
+
 from .data import CLOTHING1M, CSV_PREFIX, FOLDER_PREFIX, NPZ_PREFIX, DataError, holds_files
 from .data.arrays import user_path
 from .engine.errors import RunError
@@ -107,7 +109,10 @@ class Config:
 
     @contextlib.contextmanager
     def relabelling(self) -> Iterator[None]:
-        """What the engine complains of within names the flag or key; a wrong value (ValueError) is a ConfigError."""
+        """What the engine complains of within names the flag or key; a wrong value (ValueError) is a ConfigError.
+
+        Memory that runs out is a RunError that says what needs less.
+        """
         try:
             yield
         except DataError:  # of files, not of a value
@@ -116,6 +121,16 @@ class Config:
             raise type(error)(self.relabelled(str(error))) from error
         except ValueError as error:
             raise ConfigError(self.relabelled(str(error))) from error
+        except (MemoryError, RuntimeError) as error:
+            if not _is_out_of_memory(error):
+                raise
+            smaller = "--batch-size or --image-size" if self["image_size"] is not None else "--batch-size"
+            raise RunError(f"out of memory on {self['device']}: a smaller {smaller} needs less") from error
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    on_the_cpu = "can't allocate memory" in str(error)  # which has no class of its own
+    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or on_the_cpu
 
 
 def resolve(flags: Mapping[str, str | bool], file: str | None = None) -> Config:

@@ -77,6 +77,9 @@ def estimate_noise(
         task: its data.
         epochs: of the warm-up; None: `warm_up_epochs`.
         on_epoch: told after every epoch of a warm-up (epochs done, epochs in all).
+
+    Raises:
+        ConfigError, DataError, RunError: the settings do not go with the data, a file is at fault, or the warm-up is.
     """
     held_out = np.setdiff1d(np.arange(len(task.given_labels)), task.train_ids)
     num_classes = task.dataset.num_classes
@@ -84,15 +87,16 @@ def estimate_noise(
         return counted(task.given_labels[held_out], task.true_labels[held_out], num_classes)
     settings = config.train_settings()
     val = None if len(held_out) else task.val  # what was held out without true labels says nothing about noise
-    fit = cross_fit(
-        settings,
-        task.build_network,
-        task.train,
-        num_classes,
-        epochs=warm_up_epochs(len(task.train.labels), settings.batch_size) if epochs is None else epochs,
-        val=val,
-        on_epoch=on_epoch,
-    )
+    with config.relabelling():
+        fit = cross_fit(
+            settings,
+            task.build_network,
+            task.train,
+            num_classes,
+            epochs=warm_up_epochs(len(task.train.labels), settings.batch_size) if epochs is None else epochs,
+            val=val,
+            on_epoch=on_epoch,
+        )
     labels = task.train.labels.numpy()
     return from_predictions(fit, labels) if val is None else from_predictions_and_truth(fit, labels, val.labels.numpy())
 

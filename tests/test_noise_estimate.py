@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import jocor_fast as jf
 from jocor_fast.cli import main
@@ -159,6 +160,53 @@ def test_forget_rate_auto_trains_with_the_estimate_and_keeps_it(
     monkeypatch.setattr("jocor_fast.commands.train.estimate_noise", None)  # going on makes no estimate
     assert main([*command, "--resume"]) == 0
     assert len((run / "metrics.jsonl").read_text().splitlines()) == 2
+
+
+def test_a_warm_up_that_diverges_ends_in_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["train", "--noise-rate=0.3", "--forget-rate=auto", "--lr=1e30", "--batch-size=256", "--device=cpu"]
+    assert main([*command, "--epochs=1", f"--output={tmp_path / 'run'}"]) == 1
+    error = capsys.readouterr().err
+    assert "error: the warm-up that estimates the noise diverged in epoch " in error
+    assert error.endswith("a smaller --lr may help\n")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (["--model=nosuch"], "--model must be mlp, cnn or a torchvision classifier such as resnet18, got 'nosuch'"),
+        (["--device=cuda:99"], "--device: 'cuda:99' "),
+        (["--augment=crop-flip"], "--augment: crop-flip needs images"),
+        (["--dataset=npz:one.npz"], "to estimate the noise takes two samples at least"),
+    ],
+)
+@pytest.mark.parametrize("command", [["estimate-noise"], ["train", "--forget-rate=auto"]])
+def test_what_does_not_go_with_a_warm_up_is_named(
+    command: list[str],
+    flags: list[str],
+    sentence: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    pytest.importorskip("torchvision")
+    monkeypatch.chdir(tmp_path)
+    np.savez("some.npz", x_train=np.zeros((9, 4), np.uint8), y_train=np.arange(9) % 3)
+    np.savez("one.npz", x_train=np.zeros((1, 4), np.uint8), y_train=np.zeros(1, int))
+    assert main([*command, "--dataset=npz:some.npz", "--epochs=1", "--output=run", *flags]) == 2
+    assert capsys.readouterr().err.startswith(f"jocor-fast: error: {sentence}")
+    assert not Path("run").exists()
+
+
+def test_a_warm_up_that_runs_out_of_memory_says_what_needs_less(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def train_epoch(*arguments: object, **options: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB. See documentation")
+
+    monkeypatch.setattr(Trainer, "train_epoch", train_epoch)
+    assert main(["estimate-noise", "--noise-rate=0.3", "--device=cpu", f"--output={tmp_path / 'run'}"]) == 1
+    assert capsys.readouterr().err.endswith("error: out of memory on cpu: a smaller --batch-size needs less\n")
 
 
 def test_auto_is_nothing_for_who_does_not_select_and_no_number_for_small_loss() -> None:

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from jocor_fast.engine.environment import resolve_device, seeded_generators
+from jocor_fast.engine.errors import RunError
 from jocor_fast.engine.evaluate import EvaluationSet
 from jocor_fast.engine.networks import build_networks, evaluating
 from jocor_fast.engine.plan import plan_epoch
@@ -63,7 +64,13 @@ def cross_fit(
         epochs: how long each network is trained, at the full learning rate.
         val: what both networks predict besides.
         on_epoch: told after every epoch (epochs done by both networks together, epochs in all).
+
+    Raises:
+        ValueError: there is one sample only, or the settings do not go with the data.
+        RunError: a network diverged.
     """
+    if len(train.labels) < 2:
+        raise ValueError("to estimate the noise takes two samples at least: one is trained on, the other predicted")
     device = resolve_device(settings.device)
     plain = replace(settings, method="standard", forget_rate=0.0, recipe="paper", epochs=epochs)
     plain = replace(plain, lr_plan="linear", decay_start=epochs)  # the rate stays as it is
@@ -83,7 +90,12 @@ def cross_fit(
             for epoch in range(1, epochs + 1):
                 plan = plan_epoch(plain, epoch, len(trained))
                 trainer.train_epoch(plan, stop=lambda: False)
-                trainer.finish_epoch(plan)
+                _, fault = trainer.finish_epoch(plan)
+                if fault is not None:
+                    raise RunError(
+                        f"the warm-up that estimates the noise diverged in epoch {epoch}: {fault['reason']}; a smaller "
+                        "--lr may help"
+                    )
                 probability[others] += _probabilities(trainer, sets[0], num_classes) / epochs
                 if val_probability is not None:
                     val_probability[number] += _probabilities(trainer, sets[1], num_classes) / epochs
