@@ -7,6 +7,7 @@ import errno
 import json
 import math
 import os
+import secrets
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -55,10 +56,14 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_bytes(path: Path, data: bytes) -> None:
-    """Write a file, in the place of what has its name; an OSError names it, not what it is called meanwhile."""
-    partial = path.with_name(f"{path.name}{PARTIAL}")
+    """Write a file, in the place of what has its name; an OSError names it, not what it is called meanwhile.
+
+    That is another name each time: of two processes that write one file at the same moment the later one's is kept.
+    """
+    partial = path.with_name(f".{os.getpid()}-{secrets.token_hex(4)}{PARTIAL}")  # short, as the file's may not be
     try:
-        partial.write_bytes(data)
+        with open(partial, "xb") as file:
+            file.write(data)
         os.replace(partial, path)
     except OSError as error:
         raise OSError(error.errno, error.strerror, os.fspath(path)) from error

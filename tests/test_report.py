@@ -130,6 +130,17 @@ def test_comparison_has_a_colour_a_method_and_a_band_where_runs_differ(tmp_path:
     assert pixels_of(alike, band) < 100
 
 
+def test_the_shade_of_a_share_stays_between_none_and_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[Figure] = []
+    monkeypatch.setattr("jocor_fast.report.curves.save_figure", lambda figure, *_: drawn.append(figure))
+    runs = [[line(1, *values), line(2, *values)] for values in ((0.99, 0.0), (1.0, 0.01), (1.0, 0.0), (0.8, 0.0))]
+    draw_comparison({"noise": {"JoCoR": runs}}, tmp_path / "comparison.png")
+    for axis, edge in zip(drawn[0].axes, (100.0, 0.0), strict=True):
+        heights = axis.collections[0].get_paths()[0].vertices[:, 1]
+        assert (heights.min() >= 0.0, heights.max() <= 100.0) == (True, True)
+        assert edge in heights
+
+
 def test_comparison_takes_runs_of_different_length_and_panels_without_runs(tmp_path: Path) -> None:
     path = tmp_path / "comparison.png"
     runs = [[line(1), line(2)], [line(1)]]

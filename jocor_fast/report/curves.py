@@ -138,7 +138,9 @@ def _draw_line(axis: Axes, runs: Sequence[Metrics], field: str, *, name: str, co
     marker = "o" if len(epochs) < MARKER_EPOCHS else ""
     axis.plot(epochs, means, style, color=color, label=name, marker=marker, markersize=4, linewidth=1.4)
     if stds.any():
-        axis.fill_between(epochs, means - stds, means + stds, color=color, alpha=0.25, linewidth=0)
+        highest = np.inf if field == LOSS[0] else 100.0  # no run has less than 0 or more than all
+        bounds = np.clip([means - stds, means + stds], 0.0, highest)
+        axis.fill_between(epochs, *bounds, color=color, alpha=0.25, linewidth=0)
 
 
 def _finish(axis: Axes, label: str) -> None:
