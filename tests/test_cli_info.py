@@ -48,6 +48,14 @@ def test_info_says_which_data_sets_there_are_and_where(capsys: pytest.CaptureFix
     assert "digits: part of scikit-learn" in text
 
 
+def test_info_says_that_a_user_without_a_home_has_no_folder_of_data_sets(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("JOCOR_FAST_DATA", raising=False)
+    monkeypatch.setenv("HOME", "~")
+    assert "data root   none, no folder of data sets is known, as this user has no home" in info(capsys)
+
+
 def test_info_tells_a_package_that_fails_from_one_that_is_absent(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -333,6 +333,21 @@ def test_the_root_is_the_environments_else_the_cache(
     assert_is(load_dataset("mnist", "~/own"), arrays)
 
 
+def test_a_user_without_a_home_is_told_to_name_the_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    def unknown(user: int):
+        raise KeyError(f"uid not found: {user}")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("JOCOR_FAST_DATA", raising=False)
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr("pwd.getpwuid", unknown)
+    for call in (default_root, lambda: load_dataset("mnist")):
+        with pytest.raises(DataError, match=r"this user has no home: --data-root or \$JOCOR_FAST_DATA names one"):
+            call()
+    assert load_dataset("digits").num_classes == 10
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize("name", ["", "MNIST", "cifar-10", "npz", "../mnist"])
 def test_an_unknown_name_is_answered_with_the_known_ones(tmp_path: Path, name: str):
     known = f"dataset must be one of {', '.join(DATASETS)}, npz:FILE, folder:DIR or csv:FILE, got '{name}'"

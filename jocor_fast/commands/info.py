@@ -12,7 +12,7 @@ import torch
 from rich.console import Console
 
 from .._extension import build_info
-from ..data import DATASETS, default_root, find_dataset
+from ..data import DATASETS, DataError, default_root, find_dataset
 from ..engine.environment import resolve_device, usable_cores
 from ..report.screen import say
 from .flags import declare_alone
@@ -66,7 +66,12 @@ def _lines(data_root: str | None) -> Iterator[tuple[str, str]]:
         yield "", f"{module} {_importable(module, distributions)}"
     yield "packages", ", ".join(f"{name} {_version(name) or 'is missing'}" for name in NEEDED)
     yield "optional", ", ".join(f"{name} {_version(name) or '(not installed)'}" for name in OPTIONAL)
-    yield "data root", str(data_root if data_root is not None else default_root())
+    try:
+        root = str(data_root if data_root is not None else default_root())
+    except DataError as error:
+        yield "data root", f"none, {error}"
+        return
+    yield "data root", root
     for name in DATASETS:
         found = find_dataset(name, data_root)
         where = "part of scikit-learn" if name == "digits" else "not found" if found is None else str(found)

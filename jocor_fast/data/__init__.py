@@ -7,6 +7,7 @@ from jocor_fast.data.catalogue import (
     NPZ_PREFIX,
     default_root,
     find_dataset,
+    has_a_place,
     holds_files,
     load_dataset,
 )
@@ -33,6 +34,7 @@ __all__ = [
     "class_numbers",
     "default_root",
     "find_dataset",
+    "has_a_place",
     "holds_files",
     "label_values",
     "load_dataset",

@@ -23,8 +23,18 @@ NPZ_PREFIX = "npz:"
 
 
 def default_root() -> Path:
-    """The folder of data sets where none is given: $JOCOR_FAST_DATA, else ~/.cache/jocor_fast."""
-    return user_path(os.environ.get(ROOT_VARIABLE) or "~/.cache/jocor_fast")
+    """The folder of data sets where none is given: $JOCOR_FAST_DATA, else ~/.cache/jocor_fast.
+
+    Raises:
+        DataError: neither is known, as in a container whose user has no home.
+    """
+    told = os.environ.get(ROOT_VARIABLE)
+    root = user_path(told or "~/.cache/jocor_fast")
+    if not told and root.parts[0] == "~":
+        raise DataError(
+            f"no folder of data sets is known, as this user has no home: --data-root or ${ROOT_VARIABLE} names one"
+        )
+    return root
 
 
 def load_dataset(
@@ -69,6 +79,11 @@ def load_dataset(
 def holds_files(name: str) -> bool:
     """Whether a data set of this name is one of image files."""
     return name == CLOTHING1M or name.startswith((FOLDER_PREFIX, CSV_PREFIX))
+
+
+def has_a_place(name: str) -> bool:
+    """Whether a data set of this name says by itself where it lies, so that no folder of data sets is searched."""
+    return name == "digits" or name.startswith((NPZ_PREFIX, FOLDER_PREFIX, CSV_PREFIX))
 
 
 def searched_folders(name: str, root: str | os.PathLike[str] | None = None) -> tuple[Path, Path]:
