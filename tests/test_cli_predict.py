@@ -182,6 +182,21 @@ def test_networks_trained_on_arrays_of_colour_images_take_images_of_that_size(
     assert "it is a colour image of 12×16, and these networks were trained on arrays of colour images of 16×12" in error
 
 
+def test_the_pictures_of_runs_in_a_folder_of_images_are_not_labelled(
+    digits: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "runs" / "mine"
+    run.mkdir(parents=True)
+    (run / "metrics.jsonl").touch()
+    for path in (tmp_path / "a.png", run / "curves.png", tmp_path / ".hidden.png"):
+        Image.fromarray(np.zeros((8, 8), dtype=np.uint8)).save(path)
+    assert main(["predict", str(digits), str(tmp_path)]) == 0
+    out, error = capsys.readouterr()
+    assert [row["path"] for row in csv.DictReader(io.StringIO(out))] == [str(tmp_path / "a.png")]
+    assert error == f"jocor-fast: warning: {run}: written by jocor-fast, so that its pictures are left out\n"
+    assert f"no image in {run} but what jocor-fast has written" in error_of(capsys, 1, digits, run)
+
+
 def test_a_file_that_is_no_image_is_named_and_the_others_are_labelled(
     digits: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -15,7 +15,7 @@ from rich.console import Console
 from ..config import ConfigError
 from ..data.arrays import split_key, user_path
 from ..data.image_file import BadImage
-from ..data.image_set import IMAGE_SUFFIXES
+from ..data.image_lists import images_below
 from ..engine.environment import resolve_device
 from ..engine.errors import RunError
 from ..predictor import Predictor
@@ -132,12 +132,18 @@ def _image(predictor: Predictor, path: Path, bad: list[_Bad]) -> torch.Tensor | 
 
 
 def _images(path: Path) -> list[Path]:
-    """The image itself, or those in a folder and below, by name."""
+    """The image itself, or those in a folder and below, by name; the pictures of runs among them are none."""
     if not path.is_dir():
         return [path]
-    found = sorted(file for file in path.rglob("*") if file.suffix.lower() in IMAGE_SUFFIXES)
+    written: list[str] = []
+    found = [Path(image) for image in images_below(str(path), written)]
     if not found:
-        raise RunError(f"PATH: there is no image in {path}")
+        raise RunError(f"PATH: there is no image in {path}" + " but what jocor-fast has written" * bool(written))
+    if written:
+        print(
+            f"jocor-fast: warning: {', '.join(written)}: written by jocor-fast, so that its pictures are left out",
+            file=sys.stderr,
+        )
     return found
 
 

@@ -119,11 +119,15 @@ def _class_folders(base: Path, folder: Path, written: list[str], skipped: Sequen
         (os.path.relpath(image, base), label)
         for label in classes
         if not label.startswith(".")
-        for image in _images_below(str(folder / label), written)
+        for image in images_below(str(folder / label), written)
     ]
 
 
-def _images_below(folder: str, written: list[str]) -> Iterator[str]:
+def images_below(folder: str, written: list[str]) -> Iterator[str]:
+    """The paths of the images in a folder and below, by name; hidden ones are passed over.
+
+    Folders that this program has written go to `written`: their pictures are no images to learn from or to label.
+    """
     entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
     images = {entry.name for entry in entries if entry.name.lower().endswith(IMAGE_SUFFIXES)}
     if any(entry.name in OURS for entry in entries) or (images and images <= {COMPARISON, NOISE_MATRIX}):
@@ -133,7 +137,7 @@ def _images_below(folder: str, written: list[str]) -> Iterator[str]:
         if entry.name.startswith("."):
             continue
         if entry.is_dir():
-            yield from _images_below(entry.path, written)
+            yield from images_below(entry.path, written)
         elif entry.name.lower().endswith(IMAGE_SUFFIXES):
             yield entry.path
 
