@@ -10,6 +10,7 @@ CONFIG, METRICS, SUMMARY, CURVES = "config.json", "metrics.jsonl", "summary.json
 CHECKPOINT, PREVIOUS_CHECKPOINT, BEST = "checkpoint.pt", "checkpoint-previous.pt", "best.pt"
 BAD_FILES = "bad_files.txt"
 FIRST_STAGE = "first-stage"  # a folder of the same kind, of a method that trains in two
+TRAINING_FILES = "training files"  # in a checkpoint's "identity": which files the samples are, None of arrays
 LOG_NAME = "train.log"  # what a run that another command started has printed
 AUDIT, NOISE_ESTIMATE, LAMBDA_SEARCH, PREPARED = "audit.json", "noise-estimate.json", "search.json", "prepared.json"
 OURS = frozenset({METRICS, AUDIT, NOISE_ESTIMATE, LAMBDA_SEARCH, PREPARED})  # a folder with one has pictures of ours

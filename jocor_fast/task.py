@@ -27,6 +27,7 @@ from .models import build_model
 from .noise import corrupt, expected_rate, read_transition, realised_rate, transition_matrix
 from .options import AUTO
 from .pretrained import Weights, read_weights
+from .run_files import CHECKPOINT, PREVIOUS_CHECKPOINT
 
 
 @dataclass(frozen=True)
@@ -111,7 +112,7 @@ def _built_task(config: Config, announce: Callable[[str], None] | None) -> Task:
     clean = labels.clean[kept] if labels.clean is not None else None
     realised = realised_rate(clean, labels.noisy[kept]) if clean is not None else None
     _decide_forget_rate(config, labels, realised)
-    weights = None if config["pretrained"] is None else _pretrained(config)
+    weights = None if config["pretrained"] is None or _goes_on(config) else _pretrained(config)
     return Task(
         dataset=dataset,
         train=TrainData(
@@ -130,6 +131,12 @@ def _built_task(config: Config, announce: Callable[[str], None] | None) -> Task:
         true_labels=labels.clean,
         train_ids=kept,
     )
+
+
+def _goes_on(config: Config) -> bool:
+    """Whether the run has weights in a checkpoint, so that those that it began with may be gone."""
+    output = Path(config["output"])
+    return config["resume"] and any((output / name).exists() for name in (CHECKPOINT, PREVIOUS_CHECKPOINT))
 
 
 def _pretrained(config: Config) -> Weights:
@@ -239,7 +246,8 @@ def _decide_forget_rate(config: Config, labels: _NoisyLabels, realised: float | 
     if config.given("forget_rate") and (used or config["forget_rate"] != AUTO):
         return
     if not used:
-        config.decide("forget_rate", 0.0, reason=f"{config['method']} does not select by loss")
+        reason = f"{config['method']} does not select by loss"
+        config.decide("forget_rate", 0.0, config.sources["forget_rate"], reason)
     elif expected is not None:
         config.decide("forget_rate", expected, reason=labels.reason)
     elif realised is not None:

@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import os
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -174,6 +175,122 @@ def test_images_in_files_are_named_and_shown(tmp_path: Path) -> None:
     assert '"names":["T-Shirt","Shirt","Knitwear","Chiffon"]' in page
 
 
+def folder_of_images(folder: Path, names: list[str]) -> None:
+    generator = np.random.default_rng(0)
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        pixels = generator.integers(0, 256, (12, 12, 3)).astype(np.uint8)
+        Image.fromarray(pixels).save(folder / name)
+
+
+PHOTOS = [f"{name}/{number}.png" for name in ("cat", "dog") for number in range(8)]
+QUICK = ["--forget-rate=0.1", "--model=mlp", "--image-size=8", "--batch-size=8", "--epochs=1", "--device=cpu"]
+
+
+def test_other_files_behind_the_same_labels_are_other_samples(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In the place of an image that was removed another one has come: the numbers of those between have moved."""
+    folder_of_images(tmp_path / "photos", PHOTOS)
+    run, data = tmp_path / "run", f"--dataset=folder:{tmp_path / 'photos'}"
+    command = ["train", data, *QUICK, "--loader=torchvision", f"--output={run}"]
+    assert main(command) == 0
+    assert main(["audit", str(run)]) == 0
+    (tmp_path / "photos" / "cat" / "0.png").rename(tmp_path / "photos" / "cat" / "new.png")
+    capsys.readouterr()
+    assert main(["audit", str(run)]) == 1
+    assert f"the image files that {run} was trained on are others now, or in another order" in capsys.readouterr().err
+    assert main([*command, "--resume"]) == 1
+    assert "holds a run of other settings: training files (then '16 with checksum " in capsys.readouterr().err
+
+
+def test_where_the_files_of_a_list_lie_may_change(tmp_path: Path) -> None:
+    folder_of_images(tmp_path / "scratch1", PHOTOS)
+    options = [*QUICK, "--loader=torchvision", f"--output={tmp_path / 'run'}"]
+
+    def listed(folder: Path) -> str:
+        rows = "".join(f"{folder / name},{name[:3]}\n" for name in PHOTOS)
+        (tmp_path / "list.csv").write_text(f"path,label\n{rows}")
+        return f"--dataset=csv:{tmp_path / 'list.csv'}"
+
+    assert main(["train", listed(tmp_path / "scratch1"), *options]) == 0
+    (tmp_path / "scratch1").rename(tmp_path / "scratch2")
+    assert main(["train", listed(tmp_path / "scratch2"), *options, "--resume"]) == 0
+    assert main(["audit", str(tmp_path / "run")]) == 0
+
+
+def test_a_checkpoint_from_before_files_were_noted_goes_on_and_is_audited(tmp_path: Path) -> None:
+    folder_of_images(tmp_path / "photos", PHOTOS)
+    run, data = tmp_path / "run", f"--dataset=folder:{tmp_path / 'photos'}"
+    command = ["train", data, *QUICK, "--epochs=2", "--loader=torchvision", f"--output={run}"]
+    assert main([*command, "--stop-after=1"]) == 0
+    checkpoint = torch.load(run / "checkpoint.pt", weights_only=True)
+    del checkpoint["identity"]["training files"]
+    torch.save(checkpoint, run / "checkpoint.pt")
+    assert main([*command, "--resume"]) == 0
+    torch.save(checkpoint, run / "checkpoint.pt")
+    assert main(["audit", str(run)]) == 0
+
+
+def test_an_audit_needs_nothing_of_what_the_run_was_trained_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run comes from a machine with a GPU and DALI, and began with weights that are gone."""
+    folder_of_images(tmp_path / "photos", PHOTOS)
+    run = tmp_path / "run"
+    command = ["train", f"--dataset=folder:{tmp_path / 'photos'}", *QUICK, "--loader=torchvision", f"--output={run}"]
+    assert main(command) == 0
+    config = json.loads((run / "config.json").read_text())
+    config["settings"] |= {"device": "cuda:7", "loader": "dali", "pretrained": "gone.pt", "precision": "bfloat16"}
+    (run / "config.json").write_text(json.dumps(config))
+    monkeypatch.setitem(sys.modules, "jocor_fast.data.dali_decoder", None)  # cannot be imported
+    assert main(["audit", str(run)]) == 0
+    assert len((run / "audit" / "suspicious.csv").read_text().splitlines()) == 17
+
+
+def test_relative_paths_of_a_run_are_found_from_any_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    project, elsewhere = tmp_path / "project", tmp_path / "elsewhere"
+    folder_of_images(project / "photos", PHOTOS)
+    (project / "labels.csv").write_text("id,label\n" + "".join(f"{n},{'cat' if n % 3 else 'dog'}\n" for n in range(16)))
+    elsewhere.mkdir()
+    options = [*QUICK, "--epochs=2", "--loader=torchvision"]
+    monkeypatch.chdir(project)
+    assert (
+        main(["train", "--dataset=folder:photos", "--labels=labels.csv", *options, "--output=run", "--stop-after=1"])
+        == 0
+    )
+    monkeypatch.chdir(elsewhere)
+    assert main(["audit", "../project/run"]) == 0
+    there = ["--dataset=folder:../project/photos", "--labels=../project/labels.csv", "--output=../project/run"]
+    assert main(["train", *there, *options, "--resume"]) == 0
+    config = json.loads((project / "run" / "config.json").read_text())
+    assert (config["settings"]["dataset"], config["folder"]) == ("folder:photos", str(project))
+    assert len((project / "run" / "metrics.jsonl").read_text().splitlines()) == 2
+    assert main(["audit", "../project/run"]) == 0
+    moved = tmp_path / "moved"
+    project.rename(moved)  # as ever, what lies beside is then found from there
+    monkeypatch.chdir(moved)
+    assert main(["audit", "run"]) == 0
+    command = ["train", "--dataset=folder:photos", "--labels=labels.csv", *options, "--output=run", "--resume"]
+    capsys.readouterr()
+    assert main(command) == 0
+    assert "this run is finished already" in capsys.readouterr().out
+
+
+def test_the_weights_alone_are_no_run_to_audit_or_to_resume(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = tmp_path / "run"
+    command = ["train", *words(NOISE), "--epochs=1", "--batch-size=256", "--device=cpu", f"--output={run}"]
+    assert main(command) == 0
+    os.replace(run / "best.pt", run / "checkpoint.pt")
+    capsys.readouterr()
+    assert main(["audit", str(run)]) == 1
+    assert "holds no whole checkpoint.pt" in capsys.readouterr().err
+    assert main([*command, "--resume"]) == 1
+    assert "has no whole checkpoint to resume from, damaged: checkpoint.pt" in capsys.readouterr().err
+
+
 def test_wrong_use_ends_in_a_sentence(audited: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def says(code: int, *arguments: str) -> str:
         assert main(["audit", *arguments]) == code
@@ -219,4 +336,10 @@ def test_names_that_are_no_text_end_neither_training_nor_the_audit(
     rows = (run / "audit" / "suspicious.csv").read_bytes().splitlines()[1:]
     assert {row.split(b",")[1] for row in rows if strange in row} >= {strange + b"/\xe9%d.png" % n for n in range(12)}
     assert json.loads((run / "config.json").read_text())["label_table"] == [os.fsdecode(strange), "dog"]
-    assert (run / "audit" / "corrected.csv").read_bytes().count(b"\n") == 25
+    corrected = run / "audit" / "corrected.csv"
+    assert corrected.read_bytes().count(b"\n") == 25
+    corrected.write_bytes(b"id,label\n" + b"".join(b"%d,%s\n" % (n, strange if n % 2 else b"dog") for n in range(24)))
+    again = ["train", command[1], f"--labels={corrected}", *options, f"--output={tmp_path / 'again'}"]
+    assert main(again) == 0
+    given = torch.load(tmp_path / "again" / "checkpoint.pt", weights_only=True)["training"]["history"]["labels"]
+    assert given.tolist() == [1, 0] * 12

@@ -114,6 +114,26 @@ def test_a_file_that_is_no_weights_file_is_one_sentence_of_ours(
     assert not (tmp_path / "run").exists()
 
 
+def test_a_run_goes_on_where_the_weights_that_it_began_with_are_gone(tmp_path: Path) -> None:
+    file = Path(saved(tmp_path / "w.pt", mlp(64, 10).state_dict()))
+    quick = ["--epochs=2", "--batch-size=256", "--device=cpu", "--noise-rate=0.2"]
+
+    def train(name: str, *options: str) -> int:
+        return main(["train", f"--pretrained={file}", *quick, f"--output={tmp_path / name}", *options])
+
+    assert train("whole") == 0
+    assert train("paused", "--stop-after=1") == 0
+    file.unlink()
+    assert train("new", "--resume") == 1  # it has to begin with them
+    assert train("paused", "--resume") == 0
+    whole, resumed = (
+        torch.load(tmp_path / name / "checkpoint.pt", weights_only=True)["training"]["networks"]
+        for name in ("whole", "paused")
+    )
+    for first, second in zip(whole, resumed, strict=True):
+        assert all(torch.equal(value, second[name]) for name, value in first.items())
+
+
 def test_default_weights_are_those_of_torchvision_and_need_the_network_once(monkeypatch: pytest.MonkeyPatch) -> None:
     models = pytest.importorskip("torchvision.models")
     with pytest.raises(ValueError, match="pretrained must be a file for model 'mlp'"):

@@ -19,12 +19,12 @@ from ..data import Dataset, ImageDataset
 from ..data.arrays import user_path
 from ..data.image_set import ImageList
 from ..engine.errors import RunError
-from ..engine.folder import read_history
+from ..engine.folder import history_in, read_whole_checkpoint
 from ..report.audit_page import audit_page
 from ..report.screen import counted, say, say_subjects
 from ..report.tables import csv_text, percent
 from ..report.thumbnails import data_uri, file_uri, image_file_uri, is_image
-from ..run_files import AUDIT, NOISE_MATRIX, read_metrics
+from ..run_files import AUDIT, NOISE_MATRIX, TRAINING_FILES, read_metrics
 from ..stored_run import read_config, task_of_run
 from ..task import Task
 from ..whole_file import write_json, write_text
@@ -161,10 +161,14 @@ class AuditedRun:
     def of(folder: Path, data_root: str | None, console: Console) -> AuditedRun:
         """Read the run and load its data again."""
         config = read_config(folder)
-        history = read_history(folder)
-        task = task_of_run(config["settings"], data_root, partial(say, console))
+        checkpoint = read_whole_checkpoint(folder)
+        history = history_in(folder, checkpoint)
+        task = task_of_run(config, data_root, partial(say, console))
         if task is not None and not np.array_equal(task.train.labels.numpy(), history.labels):
             raise RunError(f"RUN: the labels that {folder} was trained on are others now: has their file changed?")
+        files = checkpoint.get("identity", {}).get(TRAINING_FILES)
+        if task is not None and files is not None and files != task.train.inputs.checksum:  # type: ignore[union-attr]
+            raise RunError(f"RUN: the image files that {folder} was trained on are others now, or in another order")
         found = audit_history(history, None if task is None else task.dataset.num_classes)
         table = config.get("label_table")
         labels = table if table is not None else [str(number) for number in range(len(found.noise_matrix))]

@@ -15,7 +15,7 @@ from ..data.arrays import user_path
 from ..engine.errors import RunError
 from ..report.comparison import ComparedRun, find_runs, grouped
 from ..report.screen import say, say_subjects
-from ..run_files import COMPARISON, NOISE_MATRIX, read_summary
+from ..run_files import COMPARISON, CONFIG, NOISE_MATRIX, read_json, read_summary
 from ..stored_run import task_of_run
 from .flags import declare_alone
 
@@ -78,7 +78,7 @@ def _noise_matrices(
     names: dict[str, Sequence[str]] = {}
     for title, first in {run.data_title: run for run in reversed(runs)}.items():
         try:
-            task = task_of_run(first.settings, data_root)
+            task = task_of_run(read_json(first.folder / CONFIG) or {}, data_root)
         except (ConfigError, DataError) as error:
             say(console, f"no noise matrix of {title}: {error}")
             continue

@@ -22,6 +22,7 @@ from ..config import Config
 from ..engine.errors import RunError
 from ..options import OPTIONS
 from ..run_files import CONFIG, FIRST_STAGE, LOG_NAME, read_error, read_json, read_metrics, read_summary
+from ..stored_run import FOLDER, PATHS, names_the_same
 
 POLL_SECONDS = 0.25
 STOP_SECONDS = 20.0  # what a run gets to write its checkpoint after SIGTERM
@@ -128,11 +129,17 @@ def check_earlier_run(folder: Path, config: Config) -> None:
 
     Where it was computed does not matter to a finished run, and an unfinished one refuses another device by itself.
     """
-    earlier = (read_json(folder / CONFIG) or {}).get("settings", {})
+    stored = read_json(folder / CONFIG) or {}
+    earlier = stored.get("settings", {})
+
+    def same(name: str, value: Any) -> bool:
+        then = earlier[name]
+        return bool(then == value) or (name in PATHS and names_the_same(name, then, stored.get(FOLDER), value))
+
     changed = [
         name
         for name, value in config.values.items()
-        if name in earlier and value is not None and name != "device" and earlier[name] != value
+        if name in earlier and value is not None and name != "device" and not same(name, value)
     ]
     if changed:
         differences = ", ".join(f"{name} {earlier[name]} (now {config[name]})" for name in changed)

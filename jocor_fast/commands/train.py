@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import shlex
 import sys
 from functools import partial
@@ -29,6 +30,7 @@ from ..report.screen import TrainingProgress, final_table, say, say_subjects, wa
 from ..report.tensorboard import MissingTensorBoard, TensorBoardLog
 from ..run_files import CONFIG, read_json
 from ..schedules import trained_epochs
+from ..stored_run import FOLDER, PATHS, is_relative, names_the_same
 from ..task import Task, build_task
 from .flags import declare
 from .train_heading import print_heading, warnings_of
@@ -79,6 +81,7 @@ def _run(config: Config, processes: Processes, console: Console) -> int:
         console.quiet = True
     processes.from_first(lambda: _check_output(config))  # before data are read, let alone τ estimated
     task = processes.one_a_machine_first(partial(build_task, config, announce=partial(say, console)))
+    folder = _keep_names(config, processes)
     estimate = _estimated_forget_rate(config, task, processes, console)
     settings = config.train_settings()
     with config.relabelling():
@@ -89,7 +92,7 @@ def _run(config: Config, processes: Processes, console: Console) -> int:
             print(f"jocor-fast: warning: {warning}", file=sys.stderr)
     progress = TrainingProgress(console, trained_epochs(settings.epochs, settings.recipe), batch)
     with progress, _tensorboard(config, processes) as board:
-        result = _fit(config, settings, task, processes, progress, board, estimate)
+        result = _fit(config, settings, task, processes, progress, board, _recorded(config, task, folder, estimate))
     if result.summary["status"] == "interrupted":
         say(console, f"left off after epoch {len(result.metrics)}, --resume goes on")
     elif not progress.epochs_shown:
@@ -159,7 +162,7 @@ def _fit(
     processes: Processes,
     progress: TrainingProgress,
     board: TensorBoardLog | None,
-    estimate: dict[str, Any] | None,
+    recorded: dict[str, Any],
 ) -> Run:
     """The engine's run; its complaints name the flag or key that is to blame."""
 
@@ -168,42 +171,46 @@ def _fit(
         if board is not None and not event.first_stage:
             board.on_epoch(event.metrics)
 
-    try:
-        with config.relabelling():
-            return fit(
-                settings,
-                task.build_network,
-                task.train,
-                test=task.test,
-                val=task.val,
-                output=config["output"],
-                resume=config["resume"],
-                stop_after=config["stop_after"],
-                checkpoint_every=config["checkpoint_every"],
-                processes=processes,
-                extra_config={**_recorded(config, task), **({} if estimate is None else {"noise_estimate": estimate})},
-                extra_checkpoint={"input": describe_input(task, config["model"], config["normalisation"])},
-                extra_summary={
-                    "nominal_noise_rate": task.nominal_noise_rate,
-                    "realised_noise_rate": task.realised_noise_rate,
-                },
-                on_epoch=on_epoch,
-                on_step=progress.on_step if progress.wants_steps else None,
-                on_stage=progress.on_stage,
-                on_wait=progress.on_wait if progress.wants_steps else None,
-            )
-    except (MemoryError, RuntimeError) as error:
-        if isinstance(error, RuntimeError) and not _out_of_memory(error):
-            raise
-        smaller = "--batch-size or --image-size" if config["image_size"] is not None else "--batch-size"
-        raise RunError(f"out of memory on {settings.device}: a smaller {smaller} needs less") from error
+    with config.relabelling():
+        return fit(
+            settings,
+            task.build_network,
+            task.train,
+            test=task.test,
+            val=task.val,
+            output=config["output"],
+            resume=config["resume"],
+            stop_after=config["stop_after"],
+            checkpoint_every=config["checkpoint_every"],
+            processes=processes,
+            extra_config=recorded,
+            extra_checkpoint={"input": describe_input(task, config["model"], config["normalisation"])},
+            extra_summary={
+                "nominal_noise_rate": task.nominal_noise_rate,
+                "realised_noise_rate": task.realised_noise_rate,
+            },
+            on_epoch=on_epoch,
+            on_step=progress.on_step if progress.wants_steps else None,
+            on_stage=progress.on_stage,
+            on_wait=progress.on_wait if progress.wants_steps else None,
+        )
 
 
-def _out_of_memory(error: RuntimeError) -> bool:
-    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)  # on the CPU
+def _keep_names(config: Config, processes: Processes) -> str | None:
+    """The folder that relative paths in the settings are from, None where there are none.
+
+    A run that goes on in another folder keeps the names by which it was given its files, if these are the same.
+    """
+    stored = processes.from_first(lambda: read_json(Path(config["output"]) / CONFIG) if config["resume"] else None)
+    if stored is not None:
+        then, folder = stored.get("settings", {}), stored.get(FOLDER)
+        if all(names_the_same(name, then.get(name), folder, config[name]) for name in PATHS):
+            config.values.update({name: then.get(name) for name in PATHS})
+            return folder
+    return os.getcwd() if any(is_relative(name, config[name]) for name in PATHS) else None
 
 
-def _recorded(config: Config, task: Task) -> dict[str, Any]:
+def _recorded(config: Config, task: Task, folder: str | None, estimate: dict[str, Any] | None) -> dict[str, Any]:
     """What goes into config.json beside the engine's settings; the sources cover both."""
     recorded: dict[str, Any] = {
         "settings": {name: config[name] for name in RECORDED if name not in TRAINING_FIELDS},
@@ -211,7 +218,8 @@ def _recorded(config: Config, task: Task) -> dict[str, Any]:
     }
     if task.dataset.label_table is not None:
         recorded["label_table"] = list(task.dataset.label_table)
-    return recorded
+    recorded |= {} if folder is None else {FOLDER: folder}
+    return recorded | ({} if estimate is None else {"noise_estimate": estimate})
 
 
 def _print_result(result: Run, output: Path, console: Console) -> None:

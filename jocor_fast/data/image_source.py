@@ -8,6 +8,7 @@ is left out (evaluation), so that the numbers of all others stay what they are. 
 from __future__ import annotations
 
 import os
+import zlib
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -53,6 +54,16 @@ class ImageInputs:
 
     def __len__(self) -> int:
         return len(self.images)
+
+    @property
+    def checksum(self) -> str:
+        """Of the names of the files, in their order; of absolute paths without what all have in common."""
+        names = list(map(os.path.normpath, self.images.paths))
+        if all(map(os.path.isabs, names)):
+            above = os.path.commonpath([min(names), max(names)])
+            names = [name.removeprefix(above) for name in names]
+        checksum = zlib.crc32(os.fsencode("\n".join(names)))
+        return f"{len(names)} with checksum {checksum:08x}"
 
     def subset(self, ids: np.ndarray) -> ImageInputs:
         """The images with these numbers, in this order."""

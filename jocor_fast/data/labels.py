@@ -66,11 +66,12 @@ def read_labels(
         DataError: a file is absent, broken, of another length or order, or holds what is no label; or there are two
             sources of clean labels.
     """
-    noisy, clean = _read_columns(spec, len(dataset_labels))
+    count, errors = len(dataset_labels), _decoding_errors(label_table)
+    noisy, clean = _read_columns(spec, count, errors)
     if clean_spec is not None:
         if clean is not None:
             raise DataError(f"{spec} has a clean column already, so that clean labels from {clean_spec} are too many")
-        label_column, clean_column = _read_columns(clean_spec, len(dataset_labels))
+        label_column, clean_column = _read_columns(clean_spec, count, errors)
         clean = clean_column or label_column
     if clean is None:
         return Labels(_as_numbers(noisy, dataset_labels, num_classes, label_table))
@@ -128,7 +129,13 @@ def _check_order(clean: np.ndarray, dataset_labels: np.ndarray, source: str) -> 
         )
 
 
-def _read_columns(spec: str, num_samples: int) -> tuple[_Column, _Column | None]:
+def _decoding_errors(label_table: Sequence[str] | None) -> str:
+    """How a .csv is decoded: strictly, unless classes are called by bytes that are no UTF-8, as folders may be."""
+    names = "".join(label_table or ())
+    return "strict" if names.encode(errors="replace").decode() == names else "surrogateescape"
+
+
+def _read_columns(spec: str, num_samples: int, errors: str) -> tuple[_Column, _Column | None]:
     """The labels, and the clean ones where the file has them too."""
     spec = os.fspath(spec)
     file, key = split_key(spec)
@@ -141,12 +148,12 @@ def _read_columns(spec: str, num_samples: int) -> tuple[_Column, _Column | None]
     if path.suffix == ".npy":
         return _Column(spec, read_npy(path)), None
     if path.suffix == ".csv":
-        return _read_csv(path, num_samples)
+        return _read_csv(path, num_samples, errors)
     raise DataError(f"labels must be given as {_FORMS}, got {spec!r}")
 
 
-def _read_csv(path: Path, num_samples: int) -> tuple[_Column, _Column | None]:
-    rows = _csv_rows(path)
+def _read_csv(path: Path, num_samples: int, errors: str) -> tuple[_Column, _Column | None]:
+    rows = _csv_rows(path, errors)
     _, header = next(rows, (1, []))
     names = [name.strip() for name in header]
     if sorted(names) not in (["id", "label"], ["clean", "id", "label"]):
@@ -169,9 +176,12 @@ def _read_csv(path: Path, num_samples: int) -> tuple[_Column, _Column | None]:
     return columns["label"], columns.get("clean")
 
 
-def _csv_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
+def _csv_rows(path: Path, errors: str) -> Iterator[tuple[int, list[str]]]:
     """The rows that are not blank, each with the number of its line."""
-    with reading(path, "a .csv file in UTF-8"), open(path, newline="", encoding="utf-8-sig") as file:
+    with (
+        reading(path, "a .csv file in UTF-8"),
+        open(path, newline="", encoding="utf-8-sig", errors=errors) as file,
+    ):
         rows = csv.reader(file, strict=True)
         try:
             yield from ((rows.line_num, row) for row in rows if row)

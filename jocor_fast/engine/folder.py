@@ -111,7 +111,7 @@ class RunFolder:
             if not path.exists():
                 continue
             try:
-                content = _read("output", path)
+                content = _read("output", path, resumable=True)
             except _DamagedError as error:
                 damaged.append(f"{path.name} ({error})")
                 continue
@@ -184,7 +184,12 @@ def read_history(path: Path) -> SampleStatistics:
     Raises:
         RunError: there is none, or it is from before there was a history.
     """
-    state = read_whole_checkpoint(path)["training"].get("history")
+    return history_in(path, read_whole_checkpoint(path))
+
+
+def history_in(path: Path, checkpoint: Mapping[str, Any]) -> SampleStatistics:
+    """The same of a checkpoint that has been read from the folder `path`."""
+    state = checkpoint["training"].get("history")
     if state is None:
         raise RunError(f"RUN: the checkpoint in {path} is from before runs kept a history; train again to have one")
     return SampleStatistics.of(state)
@@ -199,7 +204,7 @@ def read_whole_checkpoint(path: Path) -> dict[str, Any]:
     for checkpoint in (path / CHECKPOINT, path / PREVIOUS_CHECKPOINT):
         if checkpoint.exists():
             with contextlib.suppress(_DamagedError):
-                return _read("RUN", checkpoint)
+                return _read("RUN", checkpoint, resumable=True)
     raise RunError(f"RUN: {path} holds no whole {CHECKPOINT}, which `jocor-fast train` writes after every epoch")
 
 
@@ -254,8 +259,8 @@ def _serialized(content: Mapping[str, Any]) -> bytes:
     return buffer.getvalue()
 
 
-def _read(argument: str, path: Path) -> dict[str, Any]:
-    """A checkpoint, on the CPU.
+def _read(argument: str, path: Path, *, resumable: bool = False) -> dict[str, Any]:
+    """A checkpoint, on the CPU; where `resumable`, one that holds more than the weights, which is all best.pt has.
 
     Raises:
         RunError: the file cannot be read; it names the argument that gave it.
@@ -267,7 +272,7 @@ def _read(argument: str, path: Path) -> dict[str, Any]:
         raise RunError(f"{argument}: {path} cannot be read ({error.strerror or error})") from error
     try:
         content = _deserialized(data)
-        if "networks" not in content.get("training", content):
+        if "networks" not in content.get("training", {} if resumable else content):
             raise ValueError("it is something else")
         return content
     except MemoryError:

@@ -18,7 +18,7 @@ from jocor_fast.engine.environment import own_modes, resolve_device, seed_beside
 from jocor_fast.engine.first_stage import first_stage_settings
 from jocor_fast.engine.networks import NetworkSource, build_networks
 from jocor_fast.engine.processes import ALONE, Processes
-from jocor_fast.engine.samples import EvalData, TrainData
+from jocor_fast.engine.samples import EvalData, InputFiles, TrainData
 from jocor_fast.engine.session import EpochEvent, Run, Session
 from jocor_fast.engine.settings import TrainSettings
 from jocor_fast.engine.trainer import Trainer
@@ -136,6 +136,7 @@ def fit(
                 stop_after=stop_after,
                 checkpoint_every=checkpoint_every,
                 labels_checksum=_checksum(train.labels),
+                files_checksum=train.inputs.checksum if isinstance(train.inputs, InputFiles) else None,
                 extra_config=extra_config or {},
                 extra_checkpoint=extra_checkpoint or {},
                 extra_summary=extra_summary or {},

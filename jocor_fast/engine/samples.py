@@ -21,6 +21,11 @@ class InputFiles(Protocol):
 
     def __len__(self) -> int: ...
 
+    @property
+    def checksum(self) -> str:
+        """Of their names in order: other files behind the same labels are other samples."""
+        ...
+
     def subset(self, ids: np.ndarray) -> InputFiles:
         """The samples with these numbers, in this order."""
         ...

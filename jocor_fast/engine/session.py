@@ -22,7 +22,7 @@ from jocor_fast.engine.settings import TrainSettings
 from jocor_fast.engine.summary import best_by_validation, last_mean
 from jocor_fast.engine.trainer import Metrics, Trainer
 from jocor_fast.methods import FCorrection
-from jocor_fast.run_files import CHECKPOINT, CONFIG, SUMMARY, read_summary
+from jocor_fast.run_files import CHECKPOINT, CONFIG, SUMMARY, TRAINING_FILES, read_summary
 from jocor_fast.schedules import trained_epochs
 
 
@@ -73,6 +73,7 @@ class Session:
     stop_after: int | None
     checkpoint_every: int | None
     labels_checksum: str
+    files_checksum: str | None
     extra_config: Mapping[str, Any]
     extra_checkpoint: Mapping[str, Any]
     extra_summary: Mapping[str, Any]
@@ -103,6 +104,7 @@ class Session:
                 "device": self.trainer.device.type,
                 "processes": self.processes.count,
                 "training labels": self.labels_checksum,
+                TRAINING_FILES: self.files_checksum,
             }
         )
 
@@ -204,7 +206,9 @@ class Session:
         checkpoint = folder.read_checkpoint()
         if checkpoint is None:
             return None, {}
-        stored, mine = {"processes": 1, **checkpoint["identity"]}, self.identity
+        mine = self.identity
+        since = {"processes": 1, TRAINING_FILES: mine[TRAINING_FILES]}  # what checkpoints from before it do not say
+        stored = {**since, **checkpoint["identity"]}
         different = [
             f"{name} (then {stored.get(name)!r}, now {mine.get(name)!r})"
             for name in {**stored, **mine}
