@@ -227,12 +227,13 @@ def _decide_noise(config: Config) -> None:
     """Where labels or a matrix come from a file, kind and rate do not apply and are None.
 
     Nor do they where the user's own images are labelled by folder or list, and no noise is asked for: their labels are
-    not claimed to be clean.
+    not claimed to be clean. (Which draw to take asks for none.)
     """
-    as_they_are = holds_files(config["dataset"]) and not any(map(config.given, NOISE_OPTIONS))
-    if config["labels"] is not None or as_they_are:
+    asked = any(config.given(name) for name in NOISE_OPTIONS if name != "noise_seed")
+    if config["labels"] is not None or (holds_files(config["dataset"]) and not asked):
         for name in NOISE_OPTIONS:
-            config.decide(name, None)
+            if not config.given(name):
+                config.decide(name, None)
         return
     if config["noise_matrix"] is not None:
         return

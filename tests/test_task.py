@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from jocor_fast import noise
 from jocor_fast.commands.train_heading import warnings_of
@@ -95,6 +96,52 @@ def test_a_start_of_the_decay_that_no_plan_heeds_is_warned_of() -> None:
     assert sentence in warnings(given)
     for heeded in ({**given, "recipe": "published"}, {"decay_start": "3"}, {"lr_plan": "clothing1m"}):
         assert sentence not in warnings(heeded)
+
+
+def test_flags_on_the_data_that_change_nothing_are_warned_of(tmp_path: Path) -> None:
+    np.savez(tmp_path / "own.npz", x_train=np.zeros((9, 4), np.uint8), y_train=np.arange(9) % 3)
+    own = {"dataset": f"npz:{tmp_path / 'own.npz'}"}
+    noisy = {"noise_rate": "0.5"}
+    for given, heeded, sentence in (
+        ({"noise_seed": "1"}, noisy, "--noise-seed changes nothing: no noise is drawn"),
+        ({"data_root": "."}, None, "--data-root changes nothing: digits is not looked for in it"),
+        ({**own, "data_root": "."}, None, f"--data-root changes nothing: {own['dataset']} is not looked for in it"),
+        (
+            {"forget_rate": "auto", "method": "standard"},
+            None,
+            "--forget-rate changes nothing: standard does not select",
+        ),
+        ({"val_labels": "clean", "val_fraction": "0"}, {"val_fraction": "0.1"}, "--val-labels changes nothing: "),
+    ):
+        assert any(line.startswith(sentence) for line in warnings(given)), sentence
+        if heeded is not None:
+            assert not any(line.startswith(sentence) for line in warnings({**given, **heeded}))
+
+
+def test_images_as_floats_that_nobody_has_scaled_are_warned_of(tmp_path: Path) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (12, 8, 8))
+    pixels[0, 0, :2] = 0, 255
+    sentence = (
+        "holds images as floats from 0 to 255, which reach the networks as they are: as uint8 they would be divided"
+    )
+    forms = {"floats": pixels.astype("f8"), "uint8": pixels.astype("u1"), "scaled": pixels / 255, "ints": pixels}
+    forms["features"] = pixels.reshape(12, 64).astype("f4")
+    for name, inputs in forms.items():
+        np.savez(tmp_path / f"{name}.npz", x_train=inputs, y_train=np.arange(12) % 3)
+        found = warnings({"dataset": f"npz:{tmp_path / name}.npz"})
+        assert any(sentence in line for line in found) is (name == "floats"), name
+
+
+def test_which_draw_of_the_noise_to_take_does_not_say_that_labels_of_images_are_clean(tmp_path: Path) -> None:
+    for name in ("cat/a.png", "cat/b.png", "dog/c.png"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        Image.fromarray(np.zeros((8, 8), np.uint8)).save(tmp_path / name)
+    flags = {"dataset": f"folder:{tmp_path}", "noise_seed": "1", "device": "cpu"}
+    with pytest.raises(
+        ConfigError, match=r"--forget-rate is required for folder:.* where the clean labels are unknown"
+    ):
+        build_task(resolve(flags))
+    assert build_task(resolve({**flags, "forget_rate": "0.1"})).realised_noise_rate is None
 
 
 @pytest.mark.parametrize("method", METHODS)

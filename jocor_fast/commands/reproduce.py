@@ -244,8 +244,9 @@ def _report_kind(arguments: argparse.Namespace, experiment: Experiment) -> str:
     kind: str = arguments.report
     if kind not in REPORTS:
         raise ConfigError(f"--report must be one of {', '.join(REPORTS)}, got {kind!r}")
-    if kind == "best" and arguments.val_fraction is None and not experiment.own_validation:
-        raise ConfigError("--report best needs --val-fraction: test labels choose nothing")
+    held_out = "0" if arguments.val_fraction is None else arguments.val_fraction
+    if kind == "best" and not experiment.own_validation and resolve({"val_fraction": held_out})["val_fraction"] == 0:
+        raise ConfigError("--report best needs --val-fraction above 0: test labels choose nothing")
     return kind
 
 

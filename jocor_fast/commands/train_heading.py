@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from rich.console import Console
 
 from ..config import Config
-from ..data import ImageDataset
+from ..data import ImageDataset, has_a_place
 from ..engine.processes import Processes
 from ..experiments import METHOD_TITLES
 from ..methods import METHODS, uses_forget_rate
@@ -23,6 +24,7 @@ SHORT_RAMP_STEPS = 200
 CLASSES_SHOWN = 20
 # τ is "under" the realised rate only beyond this: the draw itself strays from its nominal rate by chance.
 RATE_TOLERANCE = 0.005
+IMAGES_LOOKED_AT = 100
 
 
 def print_heading(
@@ -72,9 +74,11 @@ def warnings_of(config: Config, task: Task, processes: Processes, batch: int) ->
     """What a run with these settings, of `batch` rows in all processes, is to be warned of, a sentence each."""
     found = (
         _one_class_warning(task),
+        _scale_warning(task),
         _forget_rate_warning(config, task),
         _ramp_warning(config, task, batch),
         _idle_warning(config, processes),
+        *_data_warnings(config),
         _decay_start_warning(config),
     )
     return [warning for warning in found if warning is not None]
@@ -174,6 +178,21 @@ def _one_class_warning(task: Task) -> str | None:
     return f"{dataset.name} has one class only{name}: there is nothing to learn"
 
 
+def _scale_warning(task: Task) -> str | None:
+    """A sentence where pixels from 0 to 255 are held as floats, which nothing scales."""
+    dataset = task.dataset
+    if isinstance(dataset, ImageDataset) or dataset.train_inputs.dtype == np.uint8 or len(dataset.input_shape) < 2:
+        return None
+    some = dataset.train_inputs[:IMAGES_LOOKED_AT]
+    low, high = float(some.min()), float(some.max())
+    if not 0 <= low < 1 < high <= 255 or (some != np.rint(some)).any():
+        return None
+    return (
+        f"{dataset.name} holds images as floats from {low:g} to {high:g}, which reach the networks as they are: as "
+        "uint8 they would be divided by 255"
+    )
+
+
 def _idle_warning(config: Config, processes: Processes) -> str | None:
     """A sentence where flags were given that the method has no use for (in a file they may serve other methods)."""
     scopes = [OPTIONS[name].flag for name in ("selection_scope", "batch_scope") if config.sources[name] == "flag"]
@@ -190,6 +209,22 @@ def _idle_warning(config: Config, processes: Processes) -> str | None:
     flags = " and ".join(OPTIONS[name].flag for name in idle)
     reason = "has no λ" if idle == ["co_lambda"] else "does not select by loss"
     return f"{flags} change{'s' * (len(idle) == 1)} nothing: {config['method']} {reason}"
+
+
+def _data_warnings(config: Config) -> list[str]:
+    """A sentence for each flag on the data that changes nothing beside the others."""
+
+    def asked(name: str) -> bool:
+        return config.sources[name] == "flag"
+
+    found = []
+    if asked("noise_seed") and config["noise"] in (None, "clean") and config["noise_matrix"] is None:
+        found.append("--noise-seed changes nothing: no noise is drawn (--noise-rate 0.5 would flip half of the labels)")
+    if asked("data_root") and has_a_place(config["dataset"]):
+        found.append(f"--data-root changes nothing: {config['dataset']} is not looked for in it")
+    if asked("val_labels") and config["val_fraction"] == 0:
+        found.append("--val-labels changes nothing: --val-fraction is 0, so that nothing is held out")
+    return found
 
 
 def _decay_start_warning(config: Config) -> str | None:
