@@ -147,7 +147,8 @@ def as_real(name: str, value: Any) -> float:
     try:
         return float(value)
     except OverflowError:  # of an int or a fraction
-        return math.inf if value > 0 else -math.inf
+        number: Any = value
+        return math.inf if number > 0 else -math.inf
 
 
 def as_integer(name: str, value: Any) -> int:

@@ -28,7 +28,7 @@ from .config import ConfigError, closest_option
 from .data import DataError
 from .engine.errors import RunError
 from .engine.processes import FailedElsewhere, launched_together, speaks
-from .report.screen import listed
+from .report.screen import listed, visible
 
 PROGRAM = "jocor-fast"
 COMMANDS: dict[str, ModuleType] = {
@@ -256,5 +256,5 @@ def _drop_output() -> None:
 
 def _fail(sentence: str, code: int) -> int:
     if code == FAILED or speaks():  # of several processes each says what befell it, and the first what befell all
-        print(f"{PROGRAM}: error: {' '.join(sentence.split())}", file=sys.stderr)
+        print(f"{PROGRAM}: error: {visible(' '.join(sentence.split()))}", file=sys.stderr)
     return code

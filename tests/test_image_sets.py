@@ -152,6 +152,16 @@ def test_a_folder_named_test_holds_the_test_images(tmp_path: Path, train: str) -
         load_dataset(f"folder:{tmp_path}")
 
 
+def test_folders_of_images_that_are_left_out_beside_train_are_said(tmp_path: Path) -> None:
+    """A class called train, whose images lie in folders, would be all that is learnt from; valid/ is no val/."""
+    write_images(tmp_path, "train/steam/1.jpg", "train/electric/2.jpg", "test/steam/3.jpg", "notes/none.txt")
+    assert loaded(f"folder:{tmp_path}").notes == ()
+    write_images(tmp_path, "car/4.jpg", "valid/steam/5.jpg", ".hidden/6.jpg")
+    dataset = loaded(f"folder:{tmp_path}")
+    assert dataset.class_names == ("electric", "steam")
+    assert dataset.notes == (f"car, valid in {tmp_path}: left out, since train/ there holds class folders",)
+
+
 def test_names_that_are_numbers_are_those_classes_unless_two_are_the_same_number(tmp_path: Path) -> None:
     for name in ("00", "01", "2"):
         write_images(tmp_path / "numbers" / name, "a.jpg")

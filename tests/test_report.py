@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,8 @@ from matplotlib.figure import Figure
 from matplotlib.image import imread
 from rich.console import Console
 
-from jocor_fast.report.curves import draw_comparison, draw_curves
+from jocor_fast.report.curves import draw_comparison, draw_curves, save_figure
+from jocor_fast.report.noise_matrix import draw_noise_matrices
 from jocor_fast.report.results import best_epoch, mean_and_std
 from jocor_fast.report.screen import TrainingProgress, counted, epoch_line, final_table, say, say_subjects
 from jocor_fast.report.tables import TextTable, csv_text, percent, percent_with_std
@@ -109,6 +111,29 @@ def test_epochs_are_whole_numbers_on_the_axis(epochs: int, tmp_path: Path, monke
     axis = drawn[0].axes[-1]
     low, high = axis.get_xlim()
     assert [tick for tick in axis.get_xticks() if low <= tick <= high] == list(range(1, epochs + 1))
+
+
+def test_names_in_any_script_and_of_any_length_leave_room_and_warn_of_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[Figure] = []
+
+    def kept(figure: Figure, path: Path) -> None:
+        drawn.append(figure)
+        save_figure(figure, path)
+
+    monkeypatch.setattr("jocor_fast.report.noise_matrix.save_figure", kept)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        draw_noise_matrices({"photos": np.eye(3)}, tmp_path / "matrix.png", ["猫", "x" * 250, "a\nb\x1b"])
+    axis = drawn[0].axes[0]
+    assert [label.get_text() for label in axis.get_xticklabels()] == ["猫", "x" * 23 + "…", "a?b?"]
+    assert axis.get_position().height > 0.4
+
+
+def test_what_is_said_cannot_steer_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    say(Console(), "0 = \x1b[2Jcat\x07, 1 = dög\x9b31m")
+    assert capsys.readouterr().out == "0 = \\x1b[2Jcat\\x07, 1 = dög\\x9b31m\n"
 
 
 def test_curves_leave_pyplot_alone(tmp_path: Path) -> None:
@@ -215,6 +240,13 @@ def test_csv_keeps_every_digit_and_leaves_out_what_does_not_apply() -> None:
     assert [float(row["a"]) for row in read] == [0.1 + 0.2, 0.0]
     assert [row["b"] for row in read] == ["", ""]
     assert read[0]["c"] == 'x, "y"'
+
+
+@pytest.mark.parametrize("name", ["a\rb", "a\nb", "a\r\nb", "a\r"])
+def test_csv_holds_names_with_ends_of_lines_in_them(name: str) -> None:
+    text = csv_text(("id", "label"), [{"id": 0, "label": name}, {"id": 1, "label": "c"}])
+    assert list(csv.reader(io.StringIO(text, newline=""), strict=True)) == [["id", "label"], ["0", name], ["1", "c"]]
+    assert text.endswith("\n1,c\n")
 
 
 def test_text_replaces_a_file_as_a_whole(tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ def load_folder(folder: Path, name: str) -> ImageDataset:
         DataError: there are no class folders, or no images in them, or a class that is only tested on.
     """
     written: list[str] = []
+    notes: list[str] = []
     with reading(folder, "a folder of images"):
         folder.stat()  # one that is absent is said to be
         parts = {part: _class_folders(folder, folder / part, written) for part in ("val", "test")}
@@ -36,6 +37,8 @@ def load_folder(folder: Path, name: str) -> ImageDataset:
         if not parts["train"]:
             skipped = [part for part in ("val", "test") if parts[part]]
             parts["train"] = _class_folders(folder, folder, written, skipped)
+        elif beside := _folders_with_images(folder, PARTS):
+            notes.append(f"{', '.join(beside)} in {folder}: left out, since train/ there holds class folders")
     if not parts["train"]:
         raise DataError(f"{folder} must hold a folder of images for each class, or train/ with such folders")
     classes = {label for _, label in parts["train"]}
@@ -43,8 +46,9 @@ def load_folder(folder: Path, name: str) -> ImageDataset:
         for path, label in parts[part]:
             if label not in classes:
                 raise DataError(f"{folder / path}: the class {label!r} has no training images")
-    notes = [f"{', '.join(written)}: written by jocor-fast, so that its pictures are no images to train on"]
-    return _dataset(name, folder, str(folder), parts, notes=notes if written else ())
+    if written:
+        notes.append(f"{', '.join(written)}: written by jocor-fast, so that its pictures are no images to train on")
+    return _dataset(name, folder, str(folder), parts, notes=notes)
 
 
 def load_csv(path: Path, name: str) -> ImageDataset:
@@ -112,15 +116,23 @@ def _class_folders(base: Path, folder: Path, written: list[str], skipped: Sequen
 
     Folders that this program has written go to `written`.
     """
-    if not folder.is_dir():
-        return []
-    classes = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir() and entry.name not in skipped)
     return [
         (os.path.relpath(image, base), label)
-        for label in classes
-        if not label.startswith(".")
+        for label in _folders(folder, skipped)
         for image in images_below(str(folder / label), written)
     ]
+
+
+def _folders(folder: Path, skipped: Sequence[str]) -> list[str]:
+    """The names of the folders in one, without hidden ones; none where it is no folder."""
+    if not folder.is_dir():
+        return []
+    names = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir() and entry.name not in skipped)
+    return [name for name in names if not name.startswith(".")]
+
+
+def _folders_with_images(folder: Path, skipped: Sequence[str]) -> list[str]:
+    return [name for name in _folders(folder, skipped) if next(images_below(str(folder / name), []), None) is not None]
 
 
 def images_below(folder: str, written: list[str]) -> Iterator[str]:

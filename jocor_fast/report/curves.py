@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import os
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -84,8 +85,8 @@ def draw_comparison(
 
 
 def as_drawn(text: str) -> str:
-    """A name that is not ours, for a figure: a dollar in it begins no formula, and what is no Unicode is a "?"."""
-    return text.encode(errors="replace").decode().replace("$", r"\$")
+    """A name that is not ours, for a figure: a dollar in it begins no formula, and what cannot be drawn is a "?"."""
+    return "".join(letter if letter.isprintable() else "?" for letter in text).replace("$", r"\$")
 
 
 def new_figure(width: float, height: float) -> Figure:
@@ -100,7 +101,9 @@ def save_figure(figure: Figure, path: str | os.PathLike[str], title: str = "") -
     target, picture = Path(path), io.BytesIO()
     if title:
         figure.suptitle(title, fontsize="medium")
-    figure.savefig(picture, dpi=120, format=target.suffix.removeprefix("."))
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing from")  # a script that the font lacks is drawn as boxes
+        figure.savefig(picture, dpi=120, format=target.suffix.removeprefix("."))
     write_bytes(target, picture.getvalue())
 
 

@@ -15,6 +15,7 @@ from .curves import as_drawn, new_figure, save_figure
 PANEL_INCHES = 4.6
 NUMBERED_CLASSES = 12  # with more, a number in each field cannot be read
 NAMED_CLASSES = 30
+LONGEST_NAME = 24  # letters
 
 
 def realised_matrix(clean: np.ndarray, noisy: np.ndarray, num_classes: int) -> np.ndarray:
@@ -56,9 +57,14 @@ def draw_noise_matrices(
 def _name_classes(axis: Axes, count: int, classes: Sequence[str] | None) -> None:
     if count > NAMED_CLASSES:
         return
-    names = list(map(str, range(count))) if classes is None else list(map(as_drawn, classes))
+    names = list(map(str, range(count))) if classes is None else [as_drawn(_shortened(name)) for name in classes]
     axis.set_xticks(range(count), names, rotation=0 if max(map(len, names)) <= 2 else 90, fontsize="small")
     axis.set_yticks(range(count), names, fontsize="small")
+
+
+def _shortened(name: str) -> str:
+    """A longer name would leave no room for the matrix."""
+    return name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME - 1]}…"
 
 
 def _write_numbers(axis: Axes, percents: np.ndarray) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
@@ -23,7 +24,12 @@ SPEED_SECONDS = 2.0  # that the speed shown is measured over
 
 def say(console: Console, text: str) -> None:
     """Print a line as it is: it is not wrapped, and no part of it is read as markup or as an emoji's name."""
-    console.print(Text(text), soft_wrap=True)
+    console.print(Text(visible(text)), soft_wrap=True)
+
+
+def visible(text: str) -> str:
+    """The text with control characters written out: a class may be called by what clears or colours a terminal."""
+    return re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", lambda match: f"\\x{ord(match[0]):02x}", text)
 
 
 def say_subjects(console: Console, texts: Mapping[str, str], width: int = 9) -> None:

@@ -91,8 +91,19 @@ class TextTable:
 def csv_text(columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> str:
     """CSV with a heading line; None becomes an empty field, floats keep every digit."""
     buffer = io.StringIO()
-    writer = csv.DictWriter(buffer, fieldnames=list(columns), lineterminator="\n")
+    # What may end a line is quoted only where it does in this file, and readers take \r for an end too.
+    writer = csv.DictWriter(_EndsInNewline(buffer), fieldnames=list(columns), lineterminator="\r\n")
     writer.writeheader()
     for row in rows:
         writer.writerow({name: "" if row.get(name) is None else row[name] for name in columns})
     return buffer.getvalue()
+
+
+class _EndsInNewline:
+    """Takes rows that end in \\r\\n and writes them with \\n alone."""
+
+    def __init__(self, buffer: io.StringIO) -> None:
+        self._buffer = buffer
+
+    def write(self, row: str) -> None:
+        self._buffer.write(row.removesuffix("\r\n") + "\n")
