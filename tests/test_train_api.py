@@ -293,6 +293,8 @@ WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"method": "standard", "networks": (small_mlp(), small_mlp())}, ValueError, "trains one network, got 2"),
     ({"forget_rate": 1.0}, ValueError, "forget_rate"),
     ({"output": 3}, TypeError, "output must be a str, a path or None, got int"),
+    ({"output": ""}, ValueError, "output must name a folder, got ''"),  # the current one is "."
+    ({"resume": "no"}, TypeError, "resume must be a bool, got str"),
     ({"precision": "float8"}, ValueError, "precision must be one of"),
 ]
 

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from jocor_fast.arguments import check_switch
 from jocor_fast.data.arrays import user_path
 from jocor_fast.data.classes import as_array, label_values, number_classes
 from jocor_fast.engine.environment import own_modes
@@ -114,7 +115,10 @@ def train(
     if output is not None:
         if not isinstance(output, (str, os.PathLike)):
             raise TypeError(f"output must be a str, a path or None, got {type(output).__name__}")
+        if not os.fspath(output):
+            raise ValueError("output must name a folder, got ''")
         output = user_path(output)
+    resume = check_switch("resume", resume)
     pairs = {"train_data": train_data, "test_data": test_data, "val_data": val_data}
     inputs = {name: _inputs(name, pair) for name, pair in pairs.items() if pair is not None}
     _warn_of_other_scales(inputs)
