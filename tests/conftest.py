@@ -9,6 +9,7 @@ from pathlib import Path
 
 os.environ.setdefault("MPLBACKEND", "Agg")
 
+import numpy as np
 import pytest
 import torch
 
@@ -54,6 +55,33 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture
+def in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder, in which processes that a test starts find this package too, and run on one thread."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(Path(jf.__file__).parents[1]))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    return tmp_path
+
+
+@pytest.fixture
+def named_blobs(in_an_empty_folder: Path) -> np.ndarray:
+    """Writes blobs.npz: 200 samples to train on, 40 to test on, labelled with four names. Returns the class numbers."""
+    generator = np.random.default_rng(0)
+    names = np.array(["ant", "bee", "cat", "dog"])
+    classes = generator.integers(0, 4, 240)
+    inputs = (40 * classes[:, None] + generator.integers(0, 30, (240, 6))).astype(np.uint8)
+    labels = names[classes]
+    np.savez("blobs.npz", x_train=inputs[:200], y_train=labels[:200], x_test=inputs[200:], y_test=labels[200:])
+    return classes[:200]
+
+
+@pytest.fixture
+def curves_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For runs of a few steps: the picture would take longer than they do, and is tested in test_report.py."""
+    monkeypatch.setattr("jocor_fast.report.curves.draw_curves", lambda metrics, path: path.write_bytes(b"drawn"))
 
 
 @pytest.fixture(scope="session")

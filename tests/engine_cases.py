@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,11 @@ from jocor_fast.engine.settings import TrainSettings
 from jocor_fast.engine.trainer import Trainer
 
 CLASSES = 4
+METRICS = [  # the fields of a line of metrics.jsonl, in their order
+    "epoch", "lr", "keep_rate", "train_loss", "label_precision", "test_accuracy_1", "test_accuracy_2", "test_accuracy",
+    "test_accuracy_ensemble", "val_accuracy", "nonfinite_rows", "bad_files", "wait_share", "seconds", "eval_seconds",
+    "samples_per_second", "selected_share_per_class",
+]  # fmt: skip
 TIMINGS = ("seconds", "eval_seconds", "samples_per_second", "wait_share")
 
 
@@ -94,6 +100,15 @@ def parameters(networks: tuple[nn.Module, ...]) -> list[Tensor]:
 def same_bits(first: list[Tensor], second: list[Tensor]) -> bool:
     """Whether two lists of tensors are equal, bit for bit."""
     return len(first) == len(second) and all(map(torch.equal, first, second))
+
+
+def strict_json(text: str) -> Any:
+    """The content of a file of a run, in which NaN is never written."""
+
+    def refuse(name: str) -> None:
+        raise AssertionError(f"{name} in a file")
+
+    return json.loads(text, parse_constant=refuse)
 
 
 def without_timings(metrics: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -8,6 +8,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from jocor_fast.data import ImageDataset, load_dataset
+
 CLASS_NAMES = ("T-Shirt", "Shirt", "Knitwear", "Chiffon")
 COLOURS = ((200, 40, 40), (40, 190, 60), (50, 60, 210), (220, 210, 60))
 
@@ -77,3 +79,10 @@ def damage(root: Path, keys: list[str]) -> dict[str, str]:
     (root / empty).write_bytes(b"")
     (root / text).write_text("not found\n")
     return {missing: "no such file", truncated: "truncated", empty: "empty", text: "not an image"}
+
+
+def loaded(name: str, root: Path | None = None) -> ImageDataset:
+    """A data set of image files, by its name."""
+    dataset = load_dataset(name, root)
+    assert isinstance(dataset, ImageDataset)
+    return dataset

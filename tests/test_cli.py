@@ -19,17 +19,14 @@ from jocor_fast.options import OPTIONS
 
 
 @pytest.fixture(autouse=True)
-def in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def wrong_files(in_an_empty_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Files of these names are there: bad.toml (an unknown key), q.npy (no transition matrix), labels.npy (too few)."""
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.delenv("JOCOR_FAST_DATA", raising=False)
-    monkeypatch.setenv("PYTHONPATH", str(Path(jf.__file__).parents[1]))  # for processes of their own
     Path("bad.toml").write_text("epoch = 3\n", encoding="utf-8")
     Path("fixed.toml").write_text("co_lambda = 0.5\n", encoding="utf-8")
     np.save("q.npy", np.ones((10, 10)))
     np.save("labels.npy", np.zeros(5, dtype=np.int64))
-    return tmp_path
 
 
 *_FIRST, _LAST = COMMANDS

@@ -17,12 +17,9 @@ from jocor_fast.noise import corrupt, pairflip
 from jocor_fast.report.comparison import find_runs, grouped
 from jocor_fast.report.noise_matrix import draw_noise_matrices, realised_matrix
 
+pytestmark = pytest.mark.usefixtures("in_an_empty_folder")
+
 HALF = {"dataset": "digits", "noise": "symmetric", "noise_rate": 0.5, "noise_seed": 0, "method": "jocor", "seed": 0}
-
-
-@pytest.fixture(autouse=True)
-def in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
 
 
 def write_run(name: str, settings: Mapping[str, Any], accuracy: float = 0.5, **summary: Any) -> Path:

@@ -12,18 +12,13 @@ from pathlib import Path
 
 import pytest
 
-import jocor_fast as jf
 from jocor_fast.cli import main
 from jocor_fast.commands.run_queue import QueuedRun, run_all
 
+pytestmark = pytest.mark.usefixtures("in_an_empty_folder")
+
 CELLS = Path("out", "digits-symmetric-0.5")
 QUICK = ["reproduce", "digits", "--epochs", "2", "--seeds", "1", "--device", "cpu", "--output", "out"]
-
-
-@pytest.fixture(autouse=True)
-def in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PYTHONPATH", str(Path(jf.__file__).parents[1]))  # for processes of their own
 
 
 def rows() -> list[dict[str, str]]:

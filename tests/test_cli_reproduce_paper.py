@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 import torch
 
-import jocor_fast as jf
 from jocor_fast.cli import main
 from jocor_fast.commands import reproduce, run_queue, step_times
 from jocor_fast.config import resolve
@@ -27,11 +26,10 @@ MNIST = ["reproduce", "mnist", "--noise", "symmetric-0.5", "--device", "cpu", "-
 
 
 @pytest.fixture(autouse=True)
-def in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PYTHONPATH", str(Path(jf.__file__).parents[1]))  # for processes of their own
+def without_data(in_an_empty_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And without more than a moment for the steps that are measured."""
     monkeypatch.delenv("JOCOR_FAST_DATA", raising=False)
-    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("HOME", str(in_an_empty_folder))
     monkeypatch.setattr(step_times, "MEASURED_SECONDS", 0.001)
 
 

@@ -1,63 +1,28 @@
-"""`jocor-fast train`, from the command line to the files: what a run writes, prints and warns of."""
+"""`jocor-fast train`, from the command line to the files: what a run writes, prints, warns of and refuses."""
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-import jocor_fast as jf
+from checkpoint_cases import CHECKPOINTS
+from cli_cases import content, train
+from engine_cases import METRICS
 from jocor_fast.cli import main
 
-SHORT = ["train", "--epochs", "2", "--device", "cpu"]
-METRICS = {
-    "epoch", "lr", "keep_rate", "train_loss", "label_precision", "test_accuracy_1", "test_accuracy_2", "test_accuracy",
-    "test_accuracy_ensemble", "val_accuracy", "nonfinite_rows", "bad_files", "wait_share", "seconds", "eval_seconds",
-    "samples_per_second", "selected_share_per_class",
-}  # fmt: skip
+pytestmark = pytest.mark.usefixtures("in_an_empty_folder")
+
 SUMMARY = {
     "status", "last_10_mean", "best_by_validation", "last", "nominal_noise_rate", "realised_noise_rate", "environment",
 }  # fmt: skip
-CHECKPOINTS = {"checkpoint.pt", "checkpoint-previous.pt"}
 PROGRAM = [sys.executable, "-m", "jocor_fast"]
-
-
-@pytest.fixture(autouse=True)
-def in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PYTHONPATH", str(Path(jf.__file__).parents[1]))  # for processes of their own
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    return tmp_path
-
-
-@pytest.fixture
-def blobs(in_an_empty_folder: Path) -> np.ndarray:
-    """Writes blobs.npz: 200 samples to train on, 40 to test on, labelled with four names. Returns the class numbers."""
-    generator = np.random.default_rng(0)
-    names = np.array(["ant", "bee", "cat", "dog"])
-    classes = generator.integers(0, 4, 240)
-    inputs = (40 * classes[:, None] + generator.integers(0, 30, (240, 6))).astype(np.uint8)
-    labels = names[classes]
-    np.savez("blobs.npz", x_train=inputs[:200], y_train=labels[:200], x_test=inputs[200:], y_test=labels[200:])
-    return classes[:200]
-
-
-def content(name: str, folder: str = "run") -> Any:
-    text = Path(folder, name).read_text(encoding="utf-8")
-    assert "NaN" not in text
-    return [json.loads(line) for line in text.splitlines()] if name.endswith(".jsonl") else json.loads(text)
-
-
-def train(*arguments: str, folder: str = "run") -> int:
-    return main([*SHORT, "--output", folder, *arguments])
 
 
 def test_a_run_on_digits_writes_all_its_files(capsys: pytest.CaptureFixture[str]) -> None:
@@ -67,7 +32,7 @@ def test_a_run_on_digits_writes_all_its_files(capsys: pytest.CaptureFixture[str]
     metrics, summary = content("metrics.jsonl"), content("summary.json")
     assert [line["epoch"] for line in metrics] == [1, 2]
     for line in metrics:
-        assert set(line) == METRICS
+        assert list(line) == METRICS
         for name in ("keep_rate", "label_precision", "test_accuracy", "val_accuracy"):
             assert 0 <= line[name] <= 1, name
         assert (line["bad_files"], line["wait_share"]) == (None, None)
@@ -168,14 +133,7 @@ def test_clean_labels_run_and_everything_is_kept(arguments: list[str]) -> None:
     assert content("summary.json")["realised_noise_rate"] == 0
 
 
-def test_a_table_of_class_names_is_printed_and_stored(blobs: np.ndarray, capsys: pytest.CaptureFixture[str]) -> None:
-    """Case 29."""
-    assert train("--dataset", "npz:blobs.npz") == 0
-    assert content("config.json")["label_table"] == ["ant", "bee", "cat", "dog"]
-    assert "0 = ant, 1 = bee, 2 = cat, 3 = dog" in capsys.readouterr().out
-
-
-def test_standard_trains_one_network(blobs: np.ndarray, capsys: pytest.CaptureFixture[str]) -> None:
+def test_standard_trains_one_network(named_blobs: np.ndarray, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ("--dataset", "npz:blobs.npz", "--noise-rate", "0.25", "--method", "standard")
     assert train(*arguments, "--co-lambda", "0.5") == 0
     for line in content("metrics.jsonl"):
@@ -184,76 +142,8 @@ def test_standard_trains_one_network(blobs: np.ndarray, capsys: pytest.CaptureFi
     assert "--co-lambda changes nothing: standard has no λ" in capsys.readouterr().err
 
 
-def noisy_names(classes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Names of which every fourth is wrong, and the true ones."""
-    names = np.array(["ant", "bee", "cat", "dog"])
-    return names[np.where(np.arange(len(classes)) % 4 == 0, (classes + 1) % 4, classes)], names[classes]
-
-
-def test_labels_from_a_csv_with_the_truth(blobs: np.ndarray) -> None:
-    noisy, clean = noisy_names(blobs)
-    rows = [f"{number},{noisy[number]},{clean[number]}" for number in reversed(range(200))]
-    Path("labels.csv").write_text("\n".join(["id,label,clean", *rows]), encoding="utf-8")
-    assert train("--dataset", "npz:blobs.npz", "--labels", "labels.csv", "--batch-size", "16") == 0
-    settings, summary = content("config.json")["settings"], content("summary.json")
-    assert settings["forget_rate"] == pytest.approx(0.25)
-    assert (settings["noise"], settings["noise_rate"], settings["noise_seed"]) == (None, None, None)
-    assert (summary["nominal_noise_rate"], summary["realised_noise_rate"]) == (None, pytest.approx(0.25))
-    assert all(0.5 < line["label_precision"] <= 1 for line in content("metrics.jsonl"))
-
-
-def test_labels_without_the_truth_need_a_forget_rate_and_leave_precision_unknown(
-    blobs: np.ndarray, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Case 36."""
-    noisy, _ = noisy_names(blobs)
-    np.savez("labels.npz", noisy=noisy)
-    arguments = ("--dataset", "npz:blobs.npz", "--labels", "labels.npz:noisy")
-    assert train(*arguments) == 2
-    assert "--forget-rate is required with --labels where the clean labels are unknown" in capsys.readouterr().err
-    assert train(*arguments, "--forget-rate", "0.25") == 0
-    out = capsys.readouterr().out
-    assert all(line["label_precision"] is None for line in content("metrics.jsonl"))
-    assert content("summary.json")["realised_noise_rate"] is None
-    assert content("summary.json")["last_10_mean"]["label_precision"] is None
-    assert "label precision n/a" in out
-    assert "the share of wrong labels is unknown" in out
-    assert train(*arguments, "--method", "standard", folder="standard") == 0
-
-
-def test_clean_labels_from_another_file_must_be_in_the_order_of_the_data(
-    blobs: np.ndarray, capsys: pytest.CaptureFixture[str]
-) -> None:
-    noisy, clean = noisy_names(blobs)
-    np.savez("labels.npz", noisy=noisy, clean=clean, shuffled=clean[::-1])
-    arguments = ("--dataset", "npz:blobs.npz", "--labels", "labels.npz:noisy", "--clean-labels")
-    assert train(*arguments, "labels.npz:shuffled") == 1
-    assert "seem to be in another order" in capsys.readouterr().err
-    assert not Path("run").exists()
-    assert train(*arguments, "labels.npz:clean") == 0
-    assert content("summary.json")["realised_noise_rate"] == pytest.approx(0.25)
-
-
-def test_validation_on_clean_labels_needs_them(blobs: np.ndarray, capsys: pytest.CaptureFixture[str]) -> None:
-    np.savez("labels.npz", noisy=noisy_names(blobs)[0])
-    arguments = ("--dataset", "npz:blobs.npz", "--labels", "labels.npz:noisy", "--forget-rate", "0.25")
-    assert train(*arguments, "--val-fraction", "0.2", "--val-labels", "clean") == 2
-    assert "--val-labels clean needs --clean-labels" in capsys.readouterr().err
-    assert train(*arguments, "--val-fraction", "0.2") == 0
-    assert content("metrics.jsonl")[0]["val_accuracy"] is not None
-
-
-def test_a_noise_matrix_from_a_file(blobs: np.ndarray, capsys: pytest.CaptureFixture[str]) -> None:
-    np.save("q.npy", np.array([[1, 0, 0, 0], [0, 1, 0, 0], [0, 0, 0.2, 0.8], [0, 0, 0.8, 0.2]]))
-    assert train("--dataset", "npz:blobs.npz", "--noise-matrix", "q.npy") == 0
-    expected = 0.8 * np.isin(blobs, (2, 3)).mean()
-    assert content("config.json")["settings"]["forget_rate"] == pytest.approx(expected)
-    assert content("summary.json")["nominal_noise_rate"] is None
-    assert "matrix from q.npy, draw 0: " in capsys.readouterr().out
-
-
 def test_a_forget_rate_under_the_share_of_wrong_labels_is_warned_of(
-    blobs: np.ndarray, capsys: pytest.CaptureFixture[str]
+    named_blobs: np.ndarray, capsys: pytest.CaptureFixture[str]
 ) -> None:
     common = ("--dataset", "npz:blobs.npz", "--noise-rate", "0.5", "--batch-size", "8")
     assert train(*common, "--forget-rate", "0.2") == 0
@@ -262,7 +152,7 @@ def test_a_forget_rate_under_the_share_of_wrong_labels_is_warned_of(
     assert "--forget-rate" not in capsys.readouterr().err
 
 
-def test_a_ramp_of_few_steps_is_warned_of(blobs: np.ndarray, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_ramp_of_few_steps_is_warned_of(named_blobs: np.ndarray, capsys: pytest.CaptureFixture[str]) -> None:
     common = ("--dataset", "npz:blobs.npz", "--noise-rate", "0.5")
     assert train(*common) == 0
     assert "the ramp of 10 epochs is only 10 steps long" in capsys.readouterr().err
@@ -270,7 +160,7 @@ def test_a_ramp_of_few_steps_is_warned_of(blobs: np.ndarray, capsys: pytest.Capt
     assert "ramp" not in capsys.readouterr().err
 
 
-def test_a_folder_that_holds_a_run_is_left_alone(blobs: np.ndarray, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_that_holds_a_run_is_left_alone(named_blobs: np.ndarray, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ("--dataset", "npz:blobs.npz", "--noise-rate", "0.25")
     assert train(*arguments) == 0
     before = {path.name: path.read_bytes() for path in Path("run").iterdir()}
@@ -289,7 +179,7 @@ def test_a_folder_that_holds_a_run_is_left_alone(blobs: np.ndarray, capsys: pyte
 
 
 def test_a_folder_that_holds_a_run_is_refused_before_anything_is_estimated(
-    blobs: np.ndarray, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    named_blobs: np.ndarray, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert train("--dataset", "npz:blobs.npz", "--noise-rate", "0.25") == 0
     monkeypatch.setattr("jocor_fast.commands.train.estimate_noise", lambda *_, **__: pytest.fail("estimated"))
@@ -298,7 +188,7 @@ def test_a_folder_that_holds_a_run_is_refused_before_anything_is_estimated(
 
 
 def test_an_output_that_is_a_file_is_refused_before_anything_is_estimated(
-    blobs: np.ndarray, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    named_blobs: np.ndarray, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Path("file").touch()
     data = ("--dataset", "npz:blobs.npz", "--noise-rate", "0.25")
@@ -310,18 +200,7 @@ def test_an_output_that_is_a_file_is_refused_before_anything_is_estimated(
     assert capsys.readouterr().err.endswith("file: Not a directory\n")
 
 
-def test_a_run_without_test_data_and_true_labels_says_so_and_what_to_do_next(
-    blobs: np.ndarray, capsys: pytest.CaptureFixture[str]
-) -> None:
-    np.save("given.npy", np.array(["ant", "bee", "cat", "dog"])[blobs])
-    assert train("--dataset=npz:blobs.npz", "--labels=given.npy", "--forget-rate=.2", "--no-test", folder="a run") == 0
-    out = capsys.readouterr().out
-    assert "measured  no accuracy, without test data and true labels (--val-fraction 0.1 would hold labels out)" in out
-    assert "next      jocor-fast audit 'a run'\n" in out
-    assert "last epoch" not in out
-
-
-def test_resume_without_a_run_starts_one(blobs: np.ndarray) -> None:
+def test_resume_without_a_run_starts_one(named_blobs: np.ndarray) -> None:
     assert train("--dataset", "npz:blobs.npz", "--resume") == 0
     assert len(content("metrics.jsonl")) == 2
 
@@ -334,7 +213,7 @@ def test_resume_without_a_run_starts_one(blobs: np.ndarray) -> None:
     ],
 )
 def test_an_interrupted_run_says_how_to_go_on_and_does(
-    signal_sent: int, code: int, sentence: str, blobs: np.ndarray
+    signal_sent: int, code: int, sentence: str, named_blobs: np.ndarray
 ) -> None:
     arguments = ["train", "--dataset", "npz:blobs.npz", "--batch-size", "8", "--epochs", "30", "--output", "run"]
     with subprocess.Popen([*PROGRAM, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
@@ -351,7 +230,7 @@ def test_an_interrupted_run_says_how_to_go_on_and_does(
     assert [line["epoch"] for line in content("metrics.jsonl")] == list(range(1, 31))
 
 
-def test_a_reader_that_leaves_ends_the_run_in_a_sentence(blobs: np.ndarray) -> None:
+def test_a_reader_that_leaves_ends_the_run_in_a_sentence(named_blobs: np.ndarray) -> None:
     command = [*PROGRAM, "train", "--dataset", "npz:blobs.npz", "--epochs", "2000", "--output", "run"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -366,7 +245,7 @@ def test_a_reader_that_leaves_ends_the_run_in_a_sentence(blobs: np.ndarray) -> N
 
 @pytest.mark.parametrize("method", ["jocor", "standard", "f-correction"])  # all train by them, or their first stage
 def test_a_gpu_without_our_kernels_is_refused_before_the_run(
-    method: str, blobs: np.ndarray, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    method: str, named_blobs: np.ndarray, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("jocor_fast.commands.train.resolve_device", lambda name: torch.device("cuda", 0))
     monkeypatch.setattr("jocor_fast.commands.train.build_info", lambda: {"reason": "no toolkit was found"})
@@ -380,7 +259,7 @@ def test_a_gpu_without_our_kernels_is_refused_before_the_run(
 
 
 def test_memory_that_runs_out_is_a_sentence(
-    blobs: np.ndarray, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    named_blobs: np.ndarray, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def fit(*arguments: object, **options: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB. See documentation")
@@ -395,21 +274,3 @@ def test_a_folder_that_cannot_be_written(capsys: pytest.CaptureFixture[str]) -> 
     Path("locked").mkdir(mode=0o500)
     assert train(folder="locked/run") == 1
     assert "jocor-fast: error: --output: locked/run cannot be written (Permission denied" in capsys.readouterr().err
-
-
-def test_one_class_in_the_data_is_told_and_cannot_be_made_noisy(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    archive = tmp_path / "one.npz"
-    np.savez(archive, x_train=np.zeros((64, 4, 4), np.uint8), y_train=np.zeros(64, np.int64))
-    command = ["train", f"--dataset=npz:{archive}", "--epochs=1", f"--output={tmp_path / 'run'}", "--device=cpu"]
-    assert main([*command, "--noise-rate=0.2"]) == 2
-    error = capsys.readouterr().err
-    assert f"error: --noise-rate must be 0 for npz:{archive}, since all labels there are of one class" in error
-    np.save(tmp_path / "ten.npy", np.eye(10))
-    assert main([*command, f"--noise-matrix={tmp_path / 'ten.npy'}"]) == 1
-    assert "ten.npy (--noise-matrix) must have shape [1, 1], a row and a column a class" in capsys.readouterr().err
-    assert main(command) == 0
-    captured = capsys.readouterr()
-    assert "has one class only: there is nothing to learn" in captured.err
-    assert "samples, 1 class\n" in captured.out

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 
+from checkpoint_cases import CHECKPOINTS, Killed, assert_same, contents, killed_after, metrics_in
 from engine_cases import blobs, held_out, settings, small_mlp
 from jocor_fast.cli import main
 from jocor_fast.engine import folder as run_folder
@@ -22,12 +23,9 @@ from jocor_fast.engine.folder import RunFolder
 from jocor_fast.engine.run import EpochEvent, Run, fit
 from jocor_fast.report import curves
 from jocor_fast.run_files import read_metrics
-from test_checkpoint import Killed, assert_same, contents, curves_at_once, killed_after, metrics_in
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = pytest.mark.usefixtures("one_thread", "curves_at_once")
 OVERHEAD = 300_000  # bytes that no file of a small run comes near
-
-__all__ = ["curves_at_once"]
 
 
 def train(output: Path | None, **arguments: Any) -> Run:
@@ -41,8 +39,7 @@ def train_digits(output: Path, *arguments: str) -> int:
 
 def histories(folder: Path) -> list[int]:
     """How many epochs the checkpoint and the one before hold."""
-    names = ("checkpoint.pt", "checkpoint-previous.pt")
-    return [len(torch.load(folder / name, weights_only=True)["history"]) for name in names]
+    return [len(torch.load(folder / name, weights_only=True)["history"]) for name in CHECKPOINTS]
 
 
 @contextmanager

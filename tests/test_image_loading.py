@@ -1,8 +1,7 @@
-"""Image files as a run's inputs: order, ids, kinds of images, bad files; the same from both loaders (cases 46, 47)."""
+"""Image files as a run's inputs: order, ids, kinds of images; the same from both loaders (cases 46, 47)."""
 
 from __future__ import annotations
 
-import importlib.util
 import io
 from dataclasses import replace
 from pathlib import Path
@@ -14,82 +13,20 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from image_cases import damage, encoded, picture, write_clothing1m
-from jocor_fast.data import DataError, load_dataset
+from image_cases import encoded, loaded, picture, write_clothing1m
 from jocor_fast.data.bad_files import BadFiles
 from jocor_fast.data.image_file import PlainJpeg, read_image
-from jocor_fast.data.image_set import MOST_TRIED, ImageDataset, ImageList
-from jocor_fast.data.image_source import BATCHES_AHEAD, ImageInputs, ImageSource
+from jocor_fast.data.image_set import ImageDataset
+from jocor_fast.data.image_source import ImageInputs, ImageSource
 from jocor_fast.data.preprocessing import Draw, Preprocessing
-from jocor_fast.engine.samples import InputSource
-
-CPU = torch.device("cpu")
-SMALL = Preprocessing((36, 36), crop=32)
-BATCH = 8
-
-
-def _present(module: str) -> bool:
-    try:
-        return importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:  # of the package that it is in
-        return False
-
-
-LOADERS = [
-    pytest.param(name, marks=pytest.mark.skipif(not _present(module), reason=f"needs {module}"))
-    for name, module in (("dali", "nvidia.dali"), ("torchvision", "torchvision"))
-]
-EACH_LOADER = pytest.mark.parametrize("loader", LOADERS)
-
-
-def opened(
-    images: ImageList,
-    loader: str,
-    *,
-    preprocessing: Preprocessing = SMALL,
-    training: bool = True,
-    bad_files: BadFiles | None = None,
-    seed: int = 0,
-) -> InputSource:
-    inputs = ImageInputs(images, preprocessing, loader, BadFiles() if bad_files is None else bad_files, seed)
-    return inputs.open(CPU, BATCH, training=training)
-
-
-def pixels(source: InputSource, stored: Tensor, preprocessing: Preprocessing = SMALL) -> Tensor:
-    """[B, H, W, 3] in 0 … 255, of what a source gave."""
-    mean, std = (torch.tensor(values)[:, None, None] for values in (preprocessing.mean, preprocessing.std))
-    return (255 * (source.network_input(stored) * std + mean)).permute(0, 2, 3, 1)
-
-
-def numbers_and_pixels(source: InputSource, order: Tensor, epoch: int = 1) -> tuple[list[int], Tensor]:
-    batches = list(source.batches(order, BATCH, epoch))
-    return [i for batch in batches for i in batch.samples.tolist()], torch.cat(
-        [pixels(source, b.stored) for b in batches]
-    )
-
-
-def write_list(folder: Path, files: dict[str, bytes]) -> ImageList:
-    for name, data in files.items():
-        (folder / name).write_bytes(data)
-    return ImageList(folder, list(files), np.zeros(len(files), np.int64))
+from loader_cases import BATCH, CPU, EACH_LOADER, SMALL, numbers_and_pixels, opened, pixels, write_list
 
 
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory: pytest.TempPathFactory) -> ImageDataset:
     root = tmp_path_factory.mktemp("clothing1m")
     write_clothing1m(root)
-    dataset = load_dataset("clothing1m", root)
-    assert isinstance(dataset, ImageDataset)
-    return dataset
-
-
-@pytest.fixture
-def spoilt(tmp_path: Path) -> tuple[ImageList, dict[str, str]]:
-    """Training images of which four cannot be read, and why each cannot."""
-    reasons = damage(tmp_path, write_clothing1m(tmp_path))
-    dataset = load_dataset("clothing1m", tmp_path)
-    assert isinstance(dataset, ImageDataset)
-    return dataset.train, reasons
+    return loaded("clothing1m", root)
 
 
 def with_sixteen_bits() -> tuple[bytes, np.ndarray]:
@@ -263,114 +200,6 @@ def test_a_draw_reaches_every_place_of_the_crop_and_both_sides() -> None:
     assert 900 < sum(draw.mirrored for draw in draws) < 1100
     box = augmented.box(72, 68, Draw(0.0, 0.5, True))
     assert box == pytest.approx((0, 33 / 34, 32 / 36, 1 / 34))  # right before left: mirrored
-
-
-@pytest.mark.parametrize("augment", [False, True])
-def test_both_loaders_give_the_same_pixels_and_numbers(spoilt: tuple[ImageList, dict[str, str]], augment: bool) -> None:
-    pytest.importorskip("nvidia.dali")
-    preprocessing = Preprocessing((40, 36), crop=32, augment=augment)
-    order = torch.randperm(len(spoilt[0]), generator=torch.Generator().manual_seed(2))
-    results = []
-    for loader in ("dali", "torchvision"):
-        bad_files = BadFiles()
-        source = opened(spoilt[0], loader, preprocessing=preprocessing, bad_files=bad_files)
-        results.append((*numbers_and_pixels(source, order), bad_files.reasons))
-    assert results[0][0] == results[1][0]
-    assert (results[0][1] - results[1][1]).abs().mean() <= 1
-    assert list(results[0][2].items()) == list(results[1][2].items())  # in the order in which they were met
-
-
-@EACH_LOADER
-def test_a_bad_image_is_replaced_by_the_next_good_one_of_its_batch_or_left_out(
-    spoilt: tuple[ImageList, dict[str, str]], loader: str
-) -> None:
-    images, reasons = spoilt
-    bad = [images.paths.index(path) for path in reasons]
-    order = torch.arange(len(images))
-    bad_files = BadFiles()
-    trained, _ = numbers_and_pixels(opened(images, loader, bad_files=bad_files), order)
-    for place, number in enumerate(trained):
-        if place not in bad:
-            assert number == place
-        else:
-            batch = range(place - place % BATCH, min(len(images), place - place % BATCH + BATCH))
-            later = [i for i in (*range(place, batch.stop), *batch) if i not in bad]
-            assert number == later[0]
-    assert set(bad_files.reasons) == set(reasons)
-    for path, reason in reasons.items():
-        assert reason in bad_files.reasons[path]
-    evaluated, _ = numbers_and_pixels(opened(images, loader, training=False), order)
-    assert evaluated == [number for number in range(len(images)) if number not in bad]
-
-
-@EACH_LOADER
-def test_a_bad_image_is_met_once_and_never_opened_again(
-    spoilt: tuple[ImageList, dict[str, str]], loader: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    images, reasons = spoilt
-    source = opened(images, loader)
-    order = torch.arange(len(images))
-    first = numbers_and_pixels(source, order)
-    assert isinstance(source, ImageSource)
-    tried: list[str] = []
-    load = source.decoder.load
-    monkeypatch.setattr(source.decoder, "load", lambda path, where: (tried.append(path), load(path, where))[1])
-    again = numbers_and_pixels(source, order)
-    assert again[0] == first[0]
-    assert len(tried) == len(images) - len(reasons)
-    assert len(source.bad_files) == len(reasons)
-
-
-@EACH_LOADER
-def test_a_batch_of_bad_images_alone_is_filled_or_left_out(tmp_path: Path, loader: str) -> None:
-    good = encoded(picture(0, (20, 20), np.random.default_rng(0)))
-    files = {f"{number}.jpg": good if number == 3 or number >= 2 * BATCH else b"" for number in range(3 * BATCH)}
-    images = write_list(tmp_path, files)
-    order = torch.cat([torch.arange(BATCH, 3 * BATCH), torch.arange(BATCH)])
-    numbers, _ = numbers_and_pixels(opened(images, loader), order)
-    assert numbers == [3] * BATCH + list(range(2 * BATCH, 3 * BATCH)) + [3] * BATCH
-    numbers, _ = numbers_and_pixels(opened(images, loader, training=False), order)
-    assert numbers == [*range(2 * BATCH, 3 * BATCH), 3]
-
-
-@EACH_LOADER
-def test_strict_ends_at_the_first_bad_image_with_its_name(
-    spoilt: tuple[ImageList, dict[str, str]], loader: str
-) -> None:
-    images, reasons = spoilt
-    with pytest.raises(DataError) as caught:
-        numbers_and_pixels(opened(images, loader, bad_files=BadFiles(strict=True)), torch.arange(len(images)))
-    assert str(images.folder / next(iter(reasons))) in str(caught.value)
-    assert "--strict" in str(caught.value)
-
-
-@EACH_LOADER
-def test_a_folder_without_a_readable_image_is_one_sentence(tmp_path: Path, loader: str) -> None:
-    images = ImageList(tmp_path, [f"{number}.jpg" for number in range(5)], np.zeros(5, np.int64))
-    with pytest.raises(
-        DataError,
-        match=r"none of 5 images, tried all over the data set, can be read, the first of them is 0.jpg \(no such",
-    ):
-        opened(images, loader).first()
-
-
-@EACH_LOADER
-def test_where_nothing_can_be_read_any_more_few_files_are_tried(tmp_path: Path, loader: str) -> None:
-    missing = ImageList(tmp_path, [f"{number}.jpg" for number in range(3000)], np.zeros(3000, np.int64))
-    for start in (lambda source: source.first(), lambda source: next(source.batches(torch.arange(3000), BATCH))):
-        bad_files = BadFiles()
-        with pytest.raises(DataError, match=r"none of .* images, tried all over the data set, can be read, the first"):
-            start(opened(missing, loader, bad_files=bad_files))
-        assert MOST_TRIED <= len(bad_files) <= MOST_TRIED + BATCHES_AHEAD * BATCH
-
-
-@EACH_LOADER
-def test_a_whole_class_of_bad_images_ends_no_run(tmp_path: Path, loader: str) -> None:
-    good = encoded(picture(0, (40, 40), np.random.default_rng(0)))
-    files = {f"{number:03}.jpg": b"no image" if number < 200 else good for number in range(300)}
-    source = opened(write_list(tmp_path, files), loader)
-    assert len(source.first()) == 2
-    assert next(source.batches(torch.arange(8), BATCH)).samples.min() >= 200
 
 
 def test_what_dali_refuses_and_pillow_takes_is_decoded_by_pillow_from_then_on(

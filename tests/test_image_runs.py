@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from engine_cases import pair_of, same_bits, settings, without_timings
-from image_cases import damage, encoded, picture, write_clothing1m
+from image_cases import damage, encoded, loaded, picture, write_clothing1m
 from jocor_fast.cli import main
 from jocor_fast.data import ImageDataset, load_dataset
 from jocor_fast.data.bad_files import BadFiles
@@ -27,11 +27,9 @@ from jocor_fast.engine.run import EvalData, Run, TrainData, fit
 from jocor_fast.engine.trainer import Trainer
 from jocor_fast.methods import METHODS
 from jocor_fast.transition_estimate import estimate_transition
-from test_image_loading import EACH_LOADER, LOADERS
+from loader_cases import EACH_LOADER, LOADERS, SMALL
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-
-SMALL = Preprocessing((36, 36), crop=32)
 
 
 @pytest.fixture
@@ -199,8 +197,7 @@ def small_run(
     root: Path, loader: str, output: Path | None, bad_files: BadFiles, method: str = "jocor", **arguments: Any
 ) -> Run:
     """A run of the engine alone on the tree, with random crops."""
-    dataset = load_dataset("clothing1m", root)
-    assert isinstance(dataset, ImageDataset)
+    dataset = loaded("clothing1m", root)
     assert dataset.test is not None
     preprocessing = Preprocessing((36, 36), crop=32, augment=True)
     train, test = (ImageInputs(part, preprocessing, loader, bad_files, 7) for part in (dataset.train, dataset.test))
@@ -255,8 +252,7 @@ def test_f_correction_estimates_its_matrix_from_the_images_as_they_are_evaluated
 
     monkeypatch.setattr("jocor_fast.engine.session.estimate_from_network", noted)
     run = small_run(tmp_path, loader, None, BadFiles(), method="f-correction")
-    dataset = load_dataset("clothing1m", tmp_path)
-    assert isinstance(dataset, ImageDataset)
+    dataset = loaded("clothing1m", tmp_path)
     source = ImageInputs(dataset.train, SMALL, loader, BadFiles()).open(torch.device("cpu"), 8, training=False)
     (first,) = firsts
     with torch.no_grad():
@@ -270,8 +266,6 @@ def test_bad_test_images_are_left_out_of_the_accuracy(tmp_path: Path) -> None:
     write_clothing1m(root)
     for path in (root / "images").rglob("clean_test,[0-3],*"):
         path.write_bytes(b"")
-    dataset = load_dataset("clothing1m", root)
-    assert isinstance(dataset, ImageDataset)
     run = small_run(root, "torchvision", None, BadFiles())
     right = [line["test_accuracy_1"] * 8 for line in run.metrics]  # 12 less 4
     assert right == pytest.approx([round(count) for count in right])

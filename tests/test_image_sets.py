@@ -7,15 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from image_cases import CLASS_NAMES, encoded, picture, write_clothing1m
-from jocor_fast.data import DataError, ImageDataset, find_dataset, load_dataset
+from image_cases import CLASS_NAMES, encoded, loaded, picture, write_clothing1m
+from jocor_fast.data import DataError, find_dataset, load_dataset
 from jocor_fast.data.clothing1m import LEAST_FOR_ESTIMATE
-
-
-def loaded(name: str, root: Path | None = None) -> ImageDataset:
-    dataset = load_dataset(name, root)
-    assert isinstance(dataset, ImageDataset)
-    return dataset
 
 
 def append(path: Path, text: str) -> None:

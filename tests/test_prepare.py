@@ -9,15 +9,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from image_cases import damage, encoded, picture, write_clothing1m
+from image_cases import damage, encoded, loaded, picture, write_clothing1m
 from jocor_fast.cli import main
-from jocor_fast.data import ImageDataset, load_dataset, prepare
-
-
-def loaded(name: str, root: Path | None = None) -> ImageDataset:
-    dataset = load_dataset(name, root)
-    assert isinstance(dataset, ImageDataset)
-    return dataset
+from jocor_fast.data import prepare
 
 
 @pytest.mark.parametrize("in_annotations", [True, False])

@@ -11,12 +11,9 @@ import pytest
 
 from jocor_fast.cli import main
 
+pytestmark = pytest.mark.usefixtures("in_an_empty_folder")
+
 TRAIN = ["train", "--device", "cpu", "--noise-rate", "0.5", "--output", "run", "--tensorboard"]
-
-
-@pytest.fixture(autouse=True)
-def in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
 
 
 def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:

@@ -25,8 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import jocor_fast as jf
 from engine_cases import CLASSES, blobs, held_out, pair_of, parameters, settings, small_cnn, small_mlp, small_tanh
-from image_cases import damage, write_clothing1m
-from jocor_fast.data import ImageDataset, load_dataset
+from image_cases import damage, loaded, write_clothing1m
 from jocor_fast.data.bad_files import BadFiles
 from jocor_fast.data.image_source import ImageInputs
 from jocor_fast.data.preprocessing import Preprocessing
@@ -105,8 +104,7 @@ def images(processes: Processes, loader: str, *, spoilt: bool = False) -> dict[s
         keys = write_clothing1m(folder)
         if spoilt:
             damage(folder, keys)
-        dataset = load_dataset("clothing1m", Path(name))
-        assert isinstance(dataset, ImageDataset)
+        dataset = loaded("clothing1m", Path(name))
         assert dataset.test is not None
         bad_files, preprocessing = BadFiles(), Preprocessing((12, 12), crop=8, augment=True)
         train, test = (ImageInputs(part, preprocessing, loader, bad_files) for part in (dataset.train, dataset.test))
