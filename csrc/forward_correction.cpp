@@ -118,10 +118,10 @@ Tensor forward_corrected_rows_backward(const Tensor& grad, const Tensor& losses,
     return at::where(losses.isfinite().unsqueeze(1), difference * grad.unsqueeze(1), 0.0).to(logits.scalar_type());
   }
   Tensor gradient = at::empty(logits.sizes(), inputs.logits.options());
-  const Tensor upstream = grad.contiguous();
+  const Tensor upstream = grad.contiguous(), saved = losses.contiguous();  // hooks may have changed its strides
   AT_DISPATCH_FLOATING_TYPES(gradient.scalar_type(), "forward_corrected_rows_backward", [&] {
     const scalar_t* const scales = upstream.const_data_ptr<scalar_t>();
-    const scalar_t* const values = losses.const_data_ptr<scalar_t>();
+    const scalar_t* const values = saved.const_data_ptr<scalar_t>();
     scalar_t* const results = gradient.mutable_data_ptr<scalar_t>();
     for_each_row<scalar_t>(inputs.logits, inputs.labels, inputs.log_transition_t,
                            [&](int64_t row, const auto& corrected) {

@@ -100,8 +100,11 @@ void run_gradients(const GradientParams& params, const Tensor& target) {
                    [&](int64_t begin, int64_t end) { cpu::row_gradients(params, begin, end); });
 }
 
-const void* data_or_null(const std::optional<Tensor>& tensor) {
-  return tensor.has_value() && tensor->defined() ? tensor->const_data_ptr() : nullptr;
+const void* data_or_null(const Tensor& tensor) { return tensor.defined() ? tensor.const_data_ptr() : nullptr; }
+
+// A tensor that a forward pass saved, as the kernels read it: hooks on saved tensors may hand back other strides.
+Tensor as_saved(const std::optional<Tensor>& tensor) {
+  return tensor.has_value() && tensor->defined() ? tensor->contiguous() : Tensor();
 }
 
 }  // namespace
@@ -280,19 +283,21 @@ std::tuple<Tensor, Tensor> joint_loss_backward(
                    real_type(logits1), " is accepted");
   TORCH_CHECK_VALUE(grad.dim() == 0 || (grad.dim() == 1 && grad.size(0) == logits1.size(0)), "grad has shape ",
                     grad.sizes(), "; [] or [", logits1.size(0), "] is accepted");
+  const Tensor saved = as_saved(statistics), chosen1 = as_saved(selected1), chosen2 = as_saved(selected2);
+  const Tensor count1 = as_saved(num_selected1), count2 = as_saved(num_selected2);
   const auto wanted = [&](bool needed) {
     return at::empty(needed ? logits1.sizes() : at::IntArrayRef{0}, logits1.options().memory_format(std::nullopt));
   };
   Tensor grad1 = wanted(needs_grad1), grad2 = wanted(needs_grad2);
   GradientParams params{};
   params.pair = checked.pair;
-  params.statistics = statistics.const_data_ptr();
+  params.statistics = saved.const_data_ptr();
   params.grad_output = grad.const_data_ptr();
   params.grad_stride = grad.dim() == 0 ? 0 : grad.stride(0);
-  params.selected1 = static_cast<const uint8_t*>(data_or_null(selected1));
-  params.selected2 = static_cast<const uint8_t*>(data_or_null(selected2));
-  params.num_selected1 = static_cast<const int64_t*>(data_or_null(num_selected1));
-  params.num_selected2 = static_cast<const int64_t*>(data_or_null(num_selected2));
+  params.selected1 = static_cast<const uint8_t*>(data_or_null(chosen1));
+  params.selected2 = static_cast<const uint8_t*>(data_or_null(chosen2));
+  params.num_selected1 = static_cast<const int64_t*>(data_or_null(count1));
+  params.num_selected2 = static_cast<const int64_t*>(data_or_null(count2));
   params.grad1 = needs_grad1 ? grad1.mutable_data_ptr() : nullptr;
   params.grad2 = needs_grad2 ? grad2.mutable_data_ptr() : nullptr;
   if (checked.pair.rows > 0 && (needs_grad1 || needs_grad2)) run_gradients(params, target);

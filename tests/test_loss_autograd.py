@@ -189,6 +189,29 @@ def test_outputs_may_be_changed_in_place(loss, device):
     assert all(map(torch.equal, torch.autograd.grad(out.loss, (z1, z2)), expected))
 
 
+@everywhere
+@pytest.mark.parametrize("name", [*PAIR_LOSSES, "forward_corrected_loss"])
+def test_hooks_on_saved_tensors_may_hand_them_back_with_other_strides(loss, device, name):
+    """As those do that pack what is kept for the backward pass; between the values lies what must not be read."""
+
+    def with_gaps(saved):
+        gaps = torch.full_like(saved, torch.nan) if saved.is_floating_point() else torch.zeros_like(saved)
+        return torch.stack([saved, gaps], dim=-1)[..., 0]
+
+    def gradients(unpack):
+        z1, z2, target = random_logits(8, 3, device=device)
+        with torch.autograd.graph.saved_tensors_hooks(lambda saved: saved, unpack):
+            if name == "forward_corrected_loss":
+                value = loss.forward_corrected_loss(z1, target, 0.7 * torch.eye(3) + 0.1)
+            else:
+                value = loss_of(loss, name, z1, z2, target).sum()
+        return torch.autograd.grad(value, (z1,) if name == "forward_corrected_loss" else (z1, z2))
+
+    expected = gradients(lambda saved: saved)
+    assert all(gradient.isfinite().all() for gradient in expected)
+    assert all(map(torch.equal, gradients(with_gaps), expected))
+
+
 # --- what stays untouched ---------------------------------------------------------------------------------------------
 
 
