@@ -162,6 +162,19 @@ def test_what_a_gpu_alone_can_tell_is_tested_first_and_the_reference_last() -> N
     assert sorted(nodes, key=tests.place) == [nodes[3], nodes[2], nodes[1], nodes[4], nodes[0]]
 
 
+def test_a_file_that_cannot_be_imported_is_told_and_costs_the_tests_of_no_other(tmp_path: Path) -> None:
+    """A machine with a GPU has torch and pytest; whether it has all that the tests import, nobody knows before."""
+    (tmp_path / "test_broken.py").write_text("import a_package_that_is_not_here\n")
+    marked = "import pytest\n@pytest.mark.gpu\ndef test_it(): pass\ndef test_other(): raise ValueError\n"
+    (tmp_path / "test_whole.py").write_text(marked)
+    code = f"from pathlib import Path\nfrom gpu import tests\nraise SystemExit(tests.main(Path({str(tmp_path)!r})))"
+    outcome = run_part(fake(code, budget=60))
+    items = [(item["item"].rpartition("/")[2], item["outcome"]) for item in outcome.items]
+    assert (items, outcome.status) == ([("test_broken.py", "failed"), ("test_whole.py::test_it", "passed")], "failed")
+    assert "a_package_that_is_not_here" in outcome.items[0]["message"]
+    assert report.junit_xml(outcome, dict(FACTS))
+
+
 def test_the_program_under_the_sanitizer_compiles_with_nvcc(tmp_path: Path) -> None:
     if shutil.which("nvcc") is None:
         pytest.skip("needs nvcc")
