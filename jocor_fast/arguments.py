@@ -67,6 +67,13 @@ def check_dense(name: str, tensor: Tensor) -> None:
         raise TypeError(f"{name} must be a dense tensor, got a {kind} one")
 
 
+def check_readable(name: str, tensor: Tensor) -> None:
+    """TypeError for a tensor that is not dense, or has a shape alone (on the device "meta")."""
+    check_dense(name, tensor)
+    if tensor.is_meta:
+        raise TypeError(f"{name} must hold numbers, got a tensor on the device 'meta'")
+
+
 def _check_scalar(expectation: str, tensor: Tensor, dtype: torch.dtype, rows: Tensor) -> Tensor:
     if tensor.dtype != dtype:
         raise TypeError(f"{expectation}, got a tensor of {tensor.dtype}")

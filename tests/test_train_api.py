@@ -282,6 +282,17 @@ WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
         r"train_data: labels must have shape \(N,\) or \(N, 1\)",
     ),
     ({"train_data": (torch.eye(6).to_sparse(), [0] * 6)}, TypeError, "train_data: inputs must be a dense tensor"),
+    ({"train_data": (np.zeros((2, 6)), torch.zeros(2, device="meta"))}, TypeError, "train_data: labels must hold num"),
+    (
+        {"train_data": (np.zeros((2, 6)), torch.eye(2).to_sparse())},
+        TypeError,
+        "train_data: labels must be a dense tens",
+    ),
+    (
+        {"train_data": (torch.zeros(2, 6, device="meta"), [0, 1])},
+        TypeError,
+        "train_data: inputs must hold numbers, got",
+    ),
     ({"test_data": (np.zeros((2, 6)), [0, 1], 3)}, TypeError, "test_data must be a pair"),
     ({"test_data": (np.zeros((2, 5)), [0, 1])}, ValueError, "networks do not take the test inputs"),
     ({"clean_labels": [0, 1]}, ValueError, "clean_labels must have one label for each of its 70 inputs, got 2"),

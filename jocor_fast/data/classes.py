@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from jocor_fast.arguments import check_readable
+
 _ACCEPTED = "whole numbers or strings"
 _LABELS_NAMED = 10  # in a message
 
@@ -120,16 +122,22 @@ def number_classes(*label_sets: Any) -> tuple[list[np.ndarray], tuple[str, ...] 
 
 
 def as_array(values: Any, name: str) -> np.ndarray:
-    """Any array-like, tensor or list of tensors as an array; ValueError for a ragged list."""
+    """Any array-like, tensor or list of tensors as an array; ValueError for a ragged list, TypeError for no numbers."""
+    if isinstance(values, torch.Tensor):
+        return _array_of(values, name)
+    if isinstance(values, (list, tuple)) and values and all(isinstance(value, torch.Tensor) for value in values):
+        values = [_array_of(value, name) for value in values]  # NumPy takes none that needs a gradient
     try:
-        if isinstance(values, (list, tuple)) and values and all(isinstance(value, torch.Tensor) for value in values):
-            values = torch.stack(list(values))  # NumPy takes none that needs a gradient, or lies on a GPU
-        if isinstance(values, torch.Tensor):
-            values = values.detach().cpu()
-            values = values.double() if values.is_floating_point() else values  # NumPy has no bfloat16
         return np.asarray(values)
-    except (ValueError, RuntimeError):
+    except ValueError:
         raise ValueError(f"{name} must have one shape, got parts of different shapes") from None
+
+
+def _array_of(tensor: torch.Tensor, name: str) -> np.ndarray:
+    check_readable(name, tensor)
+    tensor = tensor.detach().cpu()
+    array: np.ndarray = (tensor.double() if tensor.is_floating_point() else tensor).numpy()  # which has no bfloat16
+    return array
 
 
 def _one_dimensional(labels: Any, name: str) -> np.ndarray:

@@ -200,7 +200,7 @@ def check_inputs(name: str, inputs: Tensor | InputFiles) -> None:
         return
     if not isinstance(inputs, Tensor):
         raise TypeError(f"{name} must be a tensor, got {type(inputs).__name__}")
-    arguments.check_dense(name, inputs)
+    arguments.check_readable(name, inputs)
     if not (inputs.is_floating_point() or inputs.dtype in (torch.uint8, torch.int32, torch.int64)):
         raise TypeError(f"{name} must be uint8, floating, int32 or int64, got {inputs.dtype}")
     if inputs.dim() < 1 or len(inputs) == 0:
