@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.console import Console
 
+from jocor_fast.engine.summary import last_mean
 from jocor_fast.experiments import EXPERIMENTS, Cell, Experiment, Noise
 from jocor_fast.paper_results import paper_result
 from jocor_fast.report.reproduction import (
@@ -57,6 +59,21 @@ def test_five_seeds_are_a_mean_and_a_sample_deviation_beside_the_papers(tmp_path
         "dataset", "noise", "rate", "method", "n", "mean", "std", "ddof", "label_precision", "best",
         "paper_mean", "paper_std", "difference", "status",
     ]  # fmt: skip
+
+
+def test_an_epoch_in_which_nothing_was_trained_on_leaves_its_run_in_the_mean_of_the_precision(tmp_path: Path) -> None:
+    """Decoupling makes no update where no predictions differ; of three seeds the table had the precision of one."""
+    cell = cell_of("mnist", "decoupling")
+    for seed, precisions in enumerate(([0.4] * 10, [0.3] * 9 + [None], [None] * 8 + [0.1, 0.3]), start=1):
+        lines = [{**metrics_line(epoch, 0.9), "label_precision": found} for epoch, found in enumerate(precisions, 1)]
+        run = write_run(tmp_path, cell, seed, lines)
+        summary = json.loads((run / "summary.json").read_text())
+        summary["last_10_mean"]["label_precision"] = None  # as runs from before have it
+        (run / "summary.json").write_text(json.dumps(summary))
+    assert read_cell(tmp_path, cell, (1, 2, 3)).csv_row()["label_precision"] == pytest.approx((0.4 + 0.3 + 0.2) / 3)
+    nothing = [{**metrics_line(1, 0.9), "label_precision": None}]
+    assert last_mean(nothing) == {"test_accuracy": 0.9, "label_precision": None, "epochs": 1}
+    assert last_mean([metrics_line(1, 0.9), {**nothing[0], "test_accuracy": None}])["test_accuracy"] is None
 
 
 def test_a_seed_that_diverged_is_named_and_never_averaged(tmp_path: Path) -> None:

@@ -16,14 +16,17 @@ def last_mean(metrics: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         metrics: the lines of metrics.jsonl.
 
     Returns:
-        {test_accuracy, label_precision, epochs: how many are averaged}; None where an epoch has no value.
+        {test_accuracy, label_precision, epochs: how many are averaged}; None where an epoch has no accuracy, or
+        none has a precision. (One in which nothing was trained on, as by Decoupling where nobody disagrees, has none.)
     """
     last = metrics[-AVERAGED_EPOCHS:]
-    means = {
-        name: fmean(values) if (values := [line[name] for line in last]) and None not in values else None
-        for name in ("test_accuracy", "label_precision")
+    accuracies = [line["test_accuracy"] for line in last]
+    precisions = [line["label_precision"] for line in last if line["label_precision"] is not None]
+    return {
+        "test_accuracy": fmean(accuracies) if accuracies and None not in accuracies else None,
+        "label_precision": fmean(precisions) if precisions else None,
+        "epochs": len(last),
     }
-    return {**means, "epochs": len(last)}
 
 
 def best_by_validation(metrics: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:

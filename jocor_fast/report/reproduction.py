@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..engine.summary import last_mean
 from ..experiments import Cell
 from ..paper_results import PaperResult, paper_result
 from ..run_files import METRICS, read_error, read_metrics, read_summary
@@ -44,7 +45,7 @@ class Figure:
             best = summary["best_by_validation"]
             source = next((line for line in metrics if best is not None and line["epoch"] == best["epoch"]), {})
         else:
-            source = summary["last_10_mean" if self.averaged_epochs > 1 else "last"]
+            source = last_mean(metrics) if self.averaged_epochs > 1 else summary["last"]
         value: float | None = source.get(name)
         return value
 
