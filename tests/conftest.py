@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import jocor_fast as jf
+from children import IMPORTED
 
 try:
     import hypothesis
@@ -61,7 +62,7 @@ def one_thread() -> Iterator[None]:
 def in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The current folder, in which processes that a test starts find this package too, and run on one thread."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PYTHONPATH", str(Path(jf.__file__).parents[1]))
+    monkeypatch.setenv("PYTHONPATH", IMPORTED)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     return tmp_path
 

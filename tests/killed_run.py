@@ -15,13 +15,12 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from children import IMPORTED, PATIENCE
 from image_cases import damage, write_clothing1m
 from observed_training import PHASES, START, Record
 from run_differences import differences
 
-ROOT = Path(__file__).parents[1]
 POLL_SECONDS = 0.0005
-PATIENCE_SECONDS = 120.0  # for a process that takes some seconds on a free machine
 
 
 @dataclass(frozen=True)
@@ -240,7 +239,7 @@ class Process:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+                env={**os.environ, "PYTHONPATH": IMPORTED, "OMP_NUM_THREADS": "1"},
             )
 
     @property
@@ -249,7 +248,7 @@ class Process:
         return self.records[0]
 
     def wait(self) -> int:
-        return self.popen.wait(PATIENCE_SECONDS)
+        return self.popen.wait(PATIENCE)
 
     def lines(self) -> list[str]:
         """What it has printed."""

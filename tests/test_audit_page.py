@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from children import PATIENCE
 from jocor_fast.engine.history import SampleStatistics
 from jocor_fast.report.audit_page import audit_page, shown_samples
 from jocor_fast.report.thumbnails import data_uri, is_image
@@ -119,7 +120,7 @@ def probed(page: str, folder: Path) -> dict[str, Any]:
     path.write_text(page.replace("</body>", f"{PROBE}</body>"), encoding="utf-8")
     command = [browser, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={folder / 'profile'}"]
     command += ["--dump-dom", path.as_uri()]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
     left = re.search(r'<pre id="probe">(.*?)</pre>', ended.stdout, flags=re.DOTALL)
     assert left, ended.stderr[-2000:]
     content: dict[str, Any] = json.loads(unescape(left[1]))

@@ -17,6 +17,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import jocor_fast as jf
+from children import python
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "csrc"))
@@ -189,12 +190,6 @@ def test_a_compiler_that_cannot_compile_is_named_with_its_complaint(tmp_path: Pa
         find_compiler({"PATH": "/nonexistent", "CXX": str(old)}, ["-std=c++20"], "/nonexistent")
 
 
-def run(*command: str, cwd: Path = ROOT, **environ: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, *command], cwd=cwd, env={**os.environ, **environ}, capture_output=True, text=True, timeout=120
-    )
-
-
 def assert_ends_in_one_sentence(result: subprocess.CompletedProcess[str], beginning: str) -> None:
     assert result.returncode == 1, result
     assert result.stderr.startswith(beginning)
@@ -209,13 +204,13 @@ def without_torch(tmp_path: Path) -> str:
 
 
 def test_without_a_compiler_setup_ends_in_one_sentence() -> None:
-    result = run("setup.py", "build_ext", PATH="/nonexistent", CXX="")
+    result = python("setup.py", "build_ext", cwd=ROOT, PATH="/nonexistent", CXX="")
     assert_ends_in_one_sentence(result, "jocor_fast compiles C++ and found no compiler")
 
 
 @pytest.mark.skipif(shutil.which(os.environ.get("CXX", "c++")) is None, reason="needs the C++ compiler")
 def test_without_torch_setup_ends_in_one_sentence(without_torch: str) -> None:
-    result = run("setup.py", "build_ext", PYTHONPATH=without_torch)
+    result = python("setup.py", "build_ext", cwd=ROOT, PYTHONPATH=without_torch)
     assert_ends_in_one_sentence(result, "jocor_fast is compiled against the torch that will run it")
     assert "pip install --no-build-isolation ." in result.stderr
 
@@ -239,7 +234,7 @@ def test_a_source_distribution_holds_every_source_and_nothing_built(tmp_path: Pa
         (tree / name).parent.mkdir(exist_ok=True)
         (tree / name).touch()
 
-    result = run("setup.py", "sdist", cwd=tree, PYTHONPATH=without_torch)
+    result = python("setup.py", "sdist", cwd=tree, PYTHONPATH=without_torch)
     assert result.returncode == 0, result.stderr
     (archive,) = (tree / "dist").glob("jocor_fast-*.tar.gz")
     with tarfile.open(archive) as packed:
@@ -269,11 +264,11 @@ def test_import_with_another_torch_than_built_against_says_rebuild(tmp_path: Pat
     package = shutil.copytree(Path(jf.__file__).parent, tmp_path / "jocor_fast")
     build = json.loads((package / "_build.json").read_text())
     importing = ("-c", "import jocor_fast; print(jocor_fast.__file__)")
-    unchanged = run(*importing, cwd=tmp_path, PYTHONPATH=str(tmp_path))
+    unchanged = python(*importing, cwd=tmp_path, PYTHONPATH=str(tmp_path))
     assert unchanged.stdout.strip() == str(package / "__init__.py"), unchanged.stderr
 
     (package / "_build.json").write_text(json.dumps({**build, "torch": "2.10.0+cpu"}))
-    result = run(*importing, cwd=tmp_path, PYTHONPATH=str(tmp_path))
+    result = python(*importing, cwd=tmp_path, PYTHONPATH=str(tmp_path))
     assert result.returncode == 1
     last = result.stderr.strip().splitlines()[-1]
     assert last.startswith("ImportError: ")
@@ -310,7 +305,7 @@ def test_the_command_of_a_broken_build_ends_in_one_sentence(
     script.parent.mkdir()
     script.write_text("import sys\nfrom jocor_fast.cli import main\nsys.exit(main())\n")
     start = ("-m", "jocor_fast") if started_as == "module" else (str(script),)
-    result = run(*start, "--version", cwd=tmp_path, PYTHONPATH=str(tmp_path))
+    result = python(*start, "--version", cwd=tmp_path, PYTHONPATH=str(tmp_path))
     assert result.returncode == 1
     assert result.stdout == ""
     assert result.stderr.startswith(f"jocor-fast: error: {sentence}")
@@ -322,7 +317,7 @@ def test_a_program_that_imports_a_broken_build_gets_the_import_error(tmp_path: P
     """Also one that is started by -m itself."""
     not_compiled(Path(shutil.copytree(Path(jf.__file__).parent, tmp_path / "jocor_fast")))
     (tmp_path / "program.py").write_text("try:\n    import jocor_fast\nexcept ImportError:\n    print('caught')\n")
-    result = run("-m", "program", "jocor_fast", cwd=tmp_path, PYTHONPATH=str(tmp_path))
+    result = python("-m", "program", "jocor_fast", cwd=tmp_path, PYTHONPATH=str(tmp_path))
     assert result.stdout == "caught\n", result.stderr
 
 

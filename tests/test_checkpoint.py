@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +11,7 @@ import pytest
 import torch
 
 from checkpoint_cases import CHECKPOINTS, Killed, assert_same, contents, killed_after, train
+from children import python
 from engine_cases import blobs, held_out, settings, small_mlp, small_tanh
 from jocor_fast.engine.errors import RunError
 from jocor_fast.engine.run import fit
@@ -102,7 +101,6 @@ def test_a_folder_that_cannot_be_made_or_written_is_named(tmp_path: Path) -> Non
 
 FULL_DISK = """
 import resource, sys
-sys.path.insert(0, {tests!r})
 from engine_cases import blobs, held_out, settings, small_mlp
 from jocor_fast.engine.errors import RunError
 from jocor_fast.engine.run import fit
@@ -119,8 +117,7 @@ except RunError as error:
 
 
 def test_a_full_disk_ends_in_a_sentence_and_keeps_the_last_good_checkpoint(tmp_path: Path) -> None:
-    code = FULL_DISK.format(tests=str(Path(__file__).parent), output=str(tmp_path))
-    child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    child = python("-c", FULL_DISK.format(output=str(tmp_path)))
     assert child.returncode == 1
     assert (
         "checkpoint.pt cannot be written (File too large), what was there is kept"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import re
 import signal
-import subprocess
 import sys
 import warnings
 from pathlib import Path
@@ -14,6 +13,7 @@ import numpy as np
 import pytest
 
 import jocor_fast as jf
+from children import python
 from jocor_fast.cli import COMMANDS, main
 from jocor_fast.options import OPTIONS
 
@@ -203,9 +203,9 @@ def test_version_by_the_command_line(capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_the_package_is_a_command() -> None:
-    done = subprocess.run([sys.executable, "-m", "jocor_fast", "--version"], capture_output=True, text=True, check=True)
-    assert done.stdout == f"jocor-fast {jf.__version__}\n"
-    wrong = subprocess.run([sys.executable, "-m", "jocor_fast", "nothing"], capture_output=True, text=True)
+    done = python("-m", "jocor_fast", "--version")
+    assert (done.returncode, done.stdout) == (0, f"jocor-fast {jf.__version__}\n"), done.stderr
+    wrong = python("-m", "jocor_fast", "nothing")
     assert (wrong.returncode, wrong.stdout) == (2, "")
     assert wrong.stderr == f"jocor-fast: error: there is no command 'nothing'; try {EVERY_COMMAND}\n"
 
@@ -214,7 +214,7 @@ def test_the_package_is_a_command() -> None:
 def test_ctrl_c_while_the_package_is_imported_leaves_no_traceback(interrupted: str) -> None:
     """An import of the package, and one of the command's own."""
     Path(f"{interrupted}.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n", encoding="utf-8")
-    child = subprocess.run([sys.executable, "-m", "jocor_fast", "info"], capture_output=True, text=True, check=False)
+    child = python("-m", "jocor_fast", "info")
     assert (child.returncode, child.stdout, child.stderr) == (-signal.SIGINT, "", "")
 
 

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from checkpoint_cases import CHECKPOINTS, Killed, assert_same, contents, killed_after, metrics_in
+from children import python
 from engine_cases import blobs, held_out, settings, small_mlp
 from jocor_fast.cli import main
 from jocor_fast.engine import folder as run_folder
@@ -256,7 +257,6 @@ def test_a_run_that_is_killed_while_its_curves_are_drawn_gets_them_when_it_is_re
 
 CUT_LINE = """
 import os, resource, sys
-sys.path.insert(0, {tests!r})
 from engine_cases import blobs, held_out, settings, small_mlp
 from jocor_fast.engine.errors import RunError
 from jocor_fast.engine.run import fit
@@ -276,8 +276,7 @@ except RunError as error:
 
 def test_a_line_of_metrics_that_is_cut_ends_the_run_in_a_sentence_and_breaks_nothing(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    code = CUT_LINE.format(tests=str(Path(__file__).parent), output=str(run))
-    child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    child = python("-c", CUT_LINE.format(output=str(run)))
     assert child.returncode == 1
     assert child.stderr.splitlines()[-1] == (
         f"output: {run}/metrics.jsonl cannot be written (File too large), what was there is kept"

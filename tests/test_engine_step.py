@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import functools
-import subprocess
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from children import python
 from engine_cases import (
     CLASSES,
     blobs,
@@ -206,9 +204,8 @@ def test_the_optimisers_leave_alone_what_has_no_gradient(weight_decay: float) ->
 
 def test_a_run_does_not_import_the_compiler_of_torch() -> None:
     """It takes a second; torch.optim.Adam would."""
-    code = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import engine_cases"
-    code += "; engine_cases.run(epochs=1); sys.exit('torch._dynamo' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
+    child = python("-c", "import sys, engine_cases; engine_cases.run(epochs=1); print('torch._dynamo' in sys.modules)")
+    assert child.stdout == "False\n", child.stderr
 
 
 def test_the_published_recipe_lowers_beta1_where_the_decay_starts() -> None:

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import pickle
-import subprocess
-import sys
 import warnings
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,6 +18,7 @@ from sklearn.utils.estimator_checks import check_estimator
 from torch import nn
 
 import jocor_fast as jf
+from children import python
 from jocor_fast.data import load_dataset
 from jocor_fast.models import mlp
 from jocor_fast.noise import corrupt, symmetric
@@ -50,8 +48,7 @@ def test_the_library_and_its_help_start_without_scikit_learn_and_other_slow_impo
         "assert not slow, slow; jf.JoCoRClassifier; "
         "assert 'sklearn' in sys.modules and 'JoCoRClassifier' in jf.__all__; print('good')"
     )
-    environment = {"PYTHONPATH": str(Path(jf.__file__).parents[1]), "PATH": ""}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
+    done = python("-c", code, PATH="")
     assert done.stdout == "good\n", done.stderr
     with pytest.raises(AttributeError, match="has no attribute 'JoCorClassifier'"):
         _ = jf.JoCorClassifier

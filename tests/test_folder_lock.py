@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from sklearn.datasets import load_digits
 
-import jocor_fast as jf
+from children import IMPORTED
 from engine_cases import blobs, settings, small_mlp
 from jocor_fast.cli import main
 from jocor_fast.engine.errors import RunError
@@ -49,7 +49,7 @@ def is_locked(folder: Path) -> bool:
 @pytest.fixture
 def holder(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     """Another process that trains into tmp_path / "run"."""
-    environment = {**os.environ, "PYTHONPATH": str(Path(jf.__file__).parents[1])}
+    environment = {**os.environ, "PYTHONPATH": IMPORTED}
     command = [sys.executable, "-c", HOLDER.format(str(tmp_path / "run"))]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from checkpoint_cases import KINDS, Killed, assert_same, killed_after, metrics_in, terminated_at, train
+from children import IMPORTED, PATIENCE
 from engine_cases import blobs, held_out, settings, small_mlp, without_timings
 from jocor_fast.engine.run import Run, fit
 
@@ -99,7 +100,6 @@ def test_ctrl_c_says_interrupted_and_can_be_resumed(tmp_path: Path) -> None:
 
 SCRIPT = """
 import sys, time, torch
-sys.path.insert(0, {tests!r})
 from engine_cases import blobs, held_out, settings, small_mlp
 from jocor_fast.engine.run import fit
 torch.set_num_threads(1)
@@ -116,8 +116,9 @@ fit(settings(epochs=30), small_mlp, blobs(70), **data, on_epoch=on_epoch, on_ste
 
 
 def process(output: Path, *, resume: bool = False) -> subprocess.Popen[str]:
-    code = SCRIPT.format(tests=str(Path(__file__).parent), output=str(output), resume=resume)
-    return subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    command = [sys.executable, "-c", SCRIPT.format(output=str(output), resume=resume)]
+    environment = {**os.environ, "PYTHONPATH": IMPORTED}
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
@@ -128,13 +129,13 @@ def test_a_process_that_a_signal_ends_is_resumed_by_another(number: signal.Signa
     for _ in range(3):
         assert child.stdout.readline(), child.communicate()[1]
     child.send_signal(number)
-    _, errors = child.communicate(timeout=60)
+    _, errors = child.communicate(timeout=PATIENCE)
     assert child.returncode == (143 if number == signal.SIGTERM else -signal.SIGKILL), errors
     assert (tmp_path / "summary.json").exists() == (number == signal.SIGTERM)
     assert 3 <= len(metrics_in(tmp_path)) < 30
 
     child = process(tmp_path, resume=True)
-    printed, errors = child.communicate(timeout=120)
+    printed, errors = child.communicate(timeout=PATIENCE)
     assert child.returncode == 0, errors
     assert printed.split()[-1] == "30"
     assert without_timings(metrics_in(tmp_path)) == without_timings(whole.metrics)

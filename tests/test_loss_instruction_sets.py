@@ -3,14 +3,12 @@
 The choice is made once in a process, so the tests of the numbers run again in a process of their own.
 """
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 import jocor_fast
+from children import python
 
 TESTS = Path(__file__).parent
 IN_USE = jocor_fast.build_info()["cpu_instruction_sets"][0]
@@ -33,12 +31,5 @@ sys.exit(pytest.main(arguments))
 def test_numbers_on_a_lesser_instruction_set(instruction_set):
     files = [str(TESTS / "test_loss_values.py"), str(TESTS / "test_loss_edges.py")]
     arguments = ["-q", "-x", "-p", "no:cacheprovider", "-k", f"compiled-cpu and ({NUMBERS})", *files]
-    done = subprocess.run(
-        [sys.executable, "-c", RUN, instruction_set, *arguments],
-        env={**os.environ, "JOCOR_FAST_CPU_ISA": instruction_set},
-        cwd=TESTS.parent,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = python("-c", RUN, instruction_set, *arguments, cwd=TESTS.parent, JOCOR_FAST_CPU_ISA=instruction_set)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import random
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from children import python
 from jocor_fast import noise
 from jocor_fast.data import load_dataset
 from jocor_fast.data.cifar100_classes import FINE_CLASSES, SUPERCLASSES
@@ -228,8 +227,8 @@ def test_case_28_another_process_draws_the_same_labels():
         "print(hashlib.sha256(noise.corrupt(np.arange(10_000) % 10, noise.symmetric(10, 0.5), seed=0)"
         ".astype('<i8').tobytes()).hexdigest()[:16])"
     )
-    answer = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert answer.stdout.strip() == PINNED_SYMMETRIC
+    answer = python("-c", script)
+    assert answer.stdout.strip() == PINNED_SYMMETRIC, answer.stderr
 
 
 def generator_states() -> tuple[str, object, bytes]:

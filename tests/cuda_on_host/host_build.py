@@ -74,8 +74,8 @@ def link(objects: Sequence[Path], target: Path, flags: Sequence[str]) -> Path:
     return target
 
 
-def run(command: Sequence[str], *, timeout: float = 300, env: dict[str, str] | None = None) -> str:
+def run(command: Sequence[str], *, env: dict[str, str] | None = None) -> str:
     """Standard output and error of a command that must succeed."""
-    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, env=env)
+    done = subprocess.run(command, capture_output=True, text=True, env=env)
     assert done.returncode == 0, f"{shlex.join(command)}\n{done.stdout}{done.stderr}"
     return done.stdout + done.stderr

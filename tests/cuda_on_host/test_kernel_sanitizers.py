@@ -17,6 +17,8 @@ from host_build import CSRC, HERE, compile_all, compiler, link, precompile
 from kernel_inputs import CXX_NAMES
 from mutants import NONE, environment, plant_all
 
+from children import PATIENCE
+
 RUNNERS = {"thread": "real_threads", "address": "fibres"}
 DEFINES = {"thread": ["-DCUDA_ON_HOST_REAL_THREADS"], "address": []}
 SANITIZERS = {"thread": ["-fsanitize=thread"], "address": ["-fsanitize=address,alignment", "-fno-sanitize-recover"]}
@@ -71,10 +73,10 @@ def build(sanitizer: str, folder: Path, checks: list[Path]) -> Path:
 def run_check(program: Path, *what: str, planted: str = NONE) -> str:
     """What the program printed; a sanitizer's report ends it with an exit status of its own."""
     environ = {**os.environ, "TSAN_OPTIONS": "halt_on_error=1", **environment(planted)}
-    done = subprocess.run([program, *what], capture_output=True, text=True, timeout=240, env=environ)
+    done = subprocess.run([program, *what], capture_output=True, text=True, timeout=PATIENCE, env=environ)
     if "unexpected memory mapping" in done.stderr:  # ThreadSanitizer and a kernel that places programs too freely
         command = ["setarch", "-R", str(program), *what]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=240, env=environ)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, env=environ)
     return done.stdout + done.stderr
 
 
@@ -88,7 +90,7 @@ def sanitized(
     probe.write_text("int main() {}\n")
     try:
         objects = compile_all([probe], folder, flags=SANITIZERS[request.param])
-        subprocess.run(link(objects, folder / "probe", SANITIZERS[request.param]), check=True, timeout=60)
+        subprocess.run(link(objects, folder / "probe", SANITIZERS[request.param]), check=True, timeout=PATIENCE)
     except (AssertionError, subprocess.SubprocessError) as error:
         pytest.skip(f"the compiler has no {request.param} sanitizer that runs here: {str(error)[-200:]}")
     return request.param, build(request.param, folder, checks)

@@ -11,6 +11,8 @@ import pytest
 from host_build import HERE, compile_all, link, precompile
 from mutants import NONE, TESTS, plant_all
 
+from children import PATIENCE
+
 COMPILED = ("rows_float32", "selection")  # what the tests of the faults run; the rest is linked as it is
 
 
@@ -28,7 +30,7 @@ def outcomes(host_objects: dict[str, Path], tmp_path_factory: pytest.TempPathFac
     asked = [*((name, name) for name in TESTS), *((NONE, name) for name in each_test_once)]
     lines = "".join(f"{planted}\t{name}\n" for planted, name in asked)
     command = [sys.executable, str(HERE / "mutants.py"), str(library)]
-    done = subprocess.run(command, input=lines, stdout=subprocess.PIPE, text=True, check=True, timeout=280)
+    done = subprocess.run(command, input=lines, stdout=subprocess.PIPE, text=True, check=True, timeout=PATIENCE)
     return dict(zip(asked, map(json.loads, done.stdout.splitlines()), strict=True))
 
 
