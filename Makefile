@@ -14,7 +14,7 @@ FORMATTED_SOURCES := $(filter %.cpp %.h %.cu %.cuh,$(EXTENSION_SOURCES)) $(wildc
 
 comma := ,
 
-.PHONY: help train test bench compare gpu lint format clean
+.PHONY: help train test docs bench compare gpu lint format clean
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 

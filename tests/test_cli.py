@@ -1,4 +1,4 @@
-"""The command line itself: help, versions, wrong use, exit codes. Training by it is in test_cli_train.py."""
+"""The command line itself: help, versions, wrong use, exit codes. Training by it: test_cli_train, test_cli_labels."""
 
 from __future__ import annotations
 

@@ -122,7 +122,9 @@ def test_wrong_use_is_one_sentence(
     usual = ["--dataset", "clothing1m", "--data-root", "original", "--output", "small"]
     complete = not arguments or arguments[0] == "--dataset"
     assert main(["prepare", *(arguments if complete else [*usual, *arguments])]) == code
-    assert message in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
 
 
 def test_a_folder_that_was_prepared_otherwise_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
