@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +100,23 @@ def parameters(networks: tuple[nn.Module, ...]) -> list[Tensor]:
 def same_bits(first: list[Tensor], second: list[Tensor]) -> bool:
     """Whether two lists of tensors are equal, bit for bit."""
     return len(first) == len(second) and all(map(torch.equal, first, second))
+
+
+def first_batches(data: TrainData, size: int, *, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """The whole batches of the first epoch of a run with this seed."""
+    order = torch.randperm(len(data.labels), generator=torch.Generator().manual_seed(seed))
+    for rows in order[: len(order) // size * size].split(size):
+        yield data.inputs[rows] * (1 / 255), data.labels[rows]
+
+
+def adam_by_hand(parameter: Tensor, gradients: list[Tensor], lr: list[float], beta1: list[float]) -> Tensor:
+    """Kingma & Ba's algorithm 1 in float64, with a rate and a β1 of its own for each step."""
+    p, m, v = parameter.double(), torch.zeros_like(parameter).double(), torch.zeros_like(parameter).double()
+    for step, (gradient, rate, b1) in enumerate(zip(gradients, lr, beta1, strict=True), start=1):
+        g = gradient.double()
+        m, v = b1 * m + (1 - b1) * g, 0.999 * v + 0.001 * g * g
+        p = p - rate * (m / (1 - b1**step)) / ((v / (1 - 0.999**step)).sqrt() + 1e-8)
+    return p
 
 
 def strict_json(text: str) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -15,7 +14,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from children import python
 from engine_cases import (
     CLASSES,
+    adam_by_hand,
     blobs,
+    first_batches,
     pair_of,
     parameters,
     run,
@@ -42,13 +43,6 @@ def never() -> bool:
     return False
 
 
-def batches(data: TrainData, size: int, steps: int, seed: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
-    """The batches of the first epoch of a run with this seed."""
-    order = torch.randperm(len(data.labels), generator=torch.Generator().manual_seed(seed))
-    for rows in order.split(size)[:steps]:
-        yield data.inputs[rows] * (1 / 255), data.labels[rows]
-
-
 @pytest.mark.parametrize("optimizer", ["adam", "sgd"])
 def test_standard_equals_a_plain_loop(optimizer: str) -> None:
     data = blobs(48)
@@ -62,7 +56,7 @@ def test_standard_equals_a_plain_loop(optimizer: str) -> None:
         if optimizer == "adam"
         else torch.optim.SGD(theirs.parameters(), 0.01)
     )
-    for inputs, labels in batches(data, 16, 3, SEED):
+    for inputs, labels in first_batches(data, 16, seed=SEED):
         plain.zero_grad()
         F.cross_entropy(theirs(inputs), labels).backward()
         plain.step()
@@ -78,7 +72,7 @@ def test_jocor_equals_a_plain_loop_with_the_reference_loss(network: Any) -> None
     fit(settings(epochs=1, seed=SEED, **changes), mine, data)
 
     plain = torch.optim.Adam([p for net in theirs for p in net.parameters()], 0.01, weight_decay=0.01)
-    for inputs, labels in batches(data, 16, 3, SEED):
+    for inputs, labels in first_batches(data, 16, seed=SEED):
         plain.zero_grad()
         reference.jocor_loss(theirs[0](inputs), theirs[1](inputs), labels, co_lambda=0.6, num_keep=8).loss.backward()
         plain.step()
@@ -144,16 +138,6 @@ def test_networks_that_a_function_builds_differ_and_follow_the_seed() -> None:
     assert not any(map(torch.equal, first, other))
 
 
-def adam_by_hand(parameter: Tensor, gradients: list[Tensor], lr: float, beta1: list[float]) -> Tensor:
-    """Kingma & Ba's algorithm 1 in float64, with a β1 of its own for each step."""
-    p, m, v = parameter.double(), torch.zeros_like(parameter).double(), torch.zeros_like(parameter).double()
-    for step, (gradient, b1) in enumerate(zip(gradients, beta1, strict=True), start=1):
-        g = gradient.double()
-        m, v = b1 * m + (1 - b1) * g, 0.999 * v + 0.001 * g * g
-        p = p - lr * (m / (1 - b1**step)) / ((v / (1 - 0.999**step)).sqrt() + 1e-8)
-    return p
-
-
 def gradients_and_start() -> tuple[list[Tensor], Tensor]:
     generator = torch.Generator().manual_seed(0)
     return [torch.randn(33, generator=generator) for _ in range(4)], torch.randn(33, generator=generator)
@@ -174,7 +158,7 @@ def test_adam_follows_a_change_of_beta1_as_every_adam_of_torch_does(flavour: dic
         optimizer.step(lr=0.1, beta1=beta1)
         torchs.param_groups[0]["betas"] = (beta1, 0.999)
         torchs.step()
-    by_hand = adam_by_hand(start, gradients, 0.1, BETA1)
+    by_hand = adam_by_hand(start, gradients, [0.1] * 4, BETA1)
     torch.testing.assert_close(parameter.detach().double(), by_hand, rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(theirs.detach().double(), by_hand, rtol=1e-5, atol=1e-6)
     if flavour == {"fused": True}:

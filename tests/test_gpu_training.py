@@ -17,6 +17,7 @@ import jocor_fast
 from engine_cases import (
     CLASSES,
     Asks,
+    adam_by_hand,
     blobs,
     held_out,
     pair_of,
@@ -140,16 +141,6 @@ def test_a_recording_that_fails_leaves_a_run_that_goes_on() -> None:
         run = train(DrawsByItself)
     assert run.summary["status"] == "finished"
     assert len(run.metrics) == 4
-
-
-def adam_by_hand(parameter: Tensor, gradients: list[Tensor], lr: list[float], beta1: list[float]) -> Tensor:
-    """Kingma & Ba's algorithm 1 in float64, with a rate and a β1 of its own for each step."""
-    p, m, v = parameter.double(), torch.zeros_like(parameter).double(), torch.zeros_like(parameter).double()
-    for step, (gradient, rate, b1) in enumerate(zip(gradients, lr, beta1, strict=True), start=1):
-        g = gradient.double()
-        m, v = b1 * m + (1 - b1) * g, 0.999 * v + 0.001 * g * g
-        p = p - rate * (m / (1 - b1**step)) / ((v / (1 - 0.999**step)).sqrt() + 1e-8)
-    return p
 
 
 def drawn_gradients() -> tuple[Tensor, list[Tensor]]:

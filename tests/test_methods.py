@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from engine_cases import CLASSES, blobs, held_out, pair_of, parameters, run, same_bits, settings, small_mlp, small_tanh
+from engine_cases import (
+    CLASSES,
+    blobs,
+    first_batches,
+    held_out,
+    pair_of,
+    parameters,
+    run,
+    same_bits,
+    settings,
+    small_mlp,
+    small_tanh,
+)
 from jocor_fast import num_keep
 from jocor_fast.data.digits import load_digits
 from jocor_fast.engine.errors import RunError
@@ -28,13 +39,6 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 SEED, BATCH, KEPT = 5, 16, 10
 ONE_NETWORK = ("standard", "standard-plus", "f-correction")
-
-
-def batches(data: TrainData, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """The three batches of the first epoch of a run with this seed."""
-    order = torch.randperm(len(data.labels), generator=torch.Generator().manual_seed(seed))
-    for rows in order.split(BATCH)[:3]:
-        yield data.inputs[rows] * (1 / 255), data.labels[rows]
 
 
 def smallest(losses: Tensor, k: int) -> Tensor:
@@ -84,7 +88,7 @@ def test_three_steps_equal_a_plain_loop(method: str, network: Any) -> None:
         transition = torch.tensor(result.summary["transition"], dtype=torch.float32)
 
     plain = torch.optim.SGD([p for net in theirs for p in net.parameters()], 0.3)
-    for inputs, labels in batches(data, SEED):
+    for inputs, labels in first_batches(data, BATCH, seed=SEED):
         plain.zero_grad()
         plain_loss(method, [net(inputs) for net in theirs], labels, transition).backward()
         plain.step()
