@@ -19,7 +19,7 @@ COUNTING, RADIX = "selection_by_counting", "selection_by_radix"
 
 # Around warps, around the batch size at which counting ends (256), and around the size at which a cluster begins, a
 # sweep of four rows a thread ends and no more float64 keys are cached (4096).
-SIZES = [1, 2, 31, 32, 33, 127, 128, 255, 256, 257, 1000, 1151, 1153, 2500, 4095, 4096, 4097, 8193, 20000]
+SIZES = [1, 2, 31, 32, 33, 127, 128, 255, 256, 257, 1151, 1153, 4095, 4096, 4097, 20000]
 LARGE = 4097  # rows of the smallest batch that a cluster selects from, 544 in a slice
 
 
