@@ -62,7 +62,7 @@ def test_five_seeds_are_a_mean_and_a_sample_deviation_beside_the_papers(tmp_path
 
 
 def test_an_epoch_in_which_nothing_was_trained_on_leaves_its_run_in_the_mean_of_the_precision(tmp_path: Path) -> None:
-    """Decoupling makes no update where no predictions differ; of three seeds the table had the precision of one."""
+    """Decoupling makes no update where no predictions differ."""
     cell = cell_of("mnist", "decoupling")
     for seed, precisions in enumerate(([0.4] * 10, [0.3] * 9 + [None], [None] * 8 + [0.1, 0.3]), start=1):
         lines = [{**metrics_line(epoch, 0.9), "label_precision": found} for epoch, found in enumerate(precisions, 1)]
@@ -72,6 +72,9 @@ def test_an_epoch_in_which_nothing_was_trained_on_leaves_its_run_in_the_mean_of_
         (run / "summary.json").write_text(json.dumps(summary))
     assert read_cell(tmp_path, cell, (1, 2, 3)).csv_row()["label_precision"] == pytest.approx((0.4 + 0.3 + 0.2) / 3)
     nothing = [{**metrics_line(1, 0.9), "label_precision": None}]
+    write_run(tmp_path, cell, 4, nothing)
+    result = read_cell(tmp_path, cell, (1, 2, 3, 4))  # of three seeds it would not be that of the cell
+    assert (result.csv_row()["label_precision"], table_rows([result])[1][3]) == (None, "n/a")
     assert last_mean(nothing) == {"test_accuracy": 0.9, "label_precision": None, "epochs": 1}
     assert last_mean([metrics_line(1, 0.9), {**nothing[0], "test_accuracy": None}])["test_accuracy"] is None
 

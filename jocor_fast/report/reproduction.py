@@ -97,7 +97,9 @@ class CellResult:
     def csv_row(self) -> dict[str, Any]:
         """The row of table.csv, in fractions; the paper's figures are left out where the paper has none."""
         mean, std = mean_and_std(self._figures("test_accuracy"))
-        precision, _ = mean_and_std(self._figures("label_precision"))
+        precisions = self._figures("label_precision")
+        whole = len(precisions) == len(self.summaries)  # a run that trained on nothing in its last epochs has none
+        precision, _ = mean_and_std(precisions if whole else ())
         best, _ = mean_and_std(
             line["test_accuracy"] for line in map(best_epoch, self.metrics.values()) if line is not None
         )
