@@ -28,7 +28,7 @@ from .config import ConfigError, closest_option
 from .data import DataError
 from .engine.errors import RunError
 from .engine.processes import FailedElsewhere, launched_together, speaks
-from .report.screen import listed, visible
+from .report.screen import in_one_line, listed, warn
 
 PROGRAM = "jocor-fast"
 COMMANDS: dict[str, ModuleType] = {
@@ -192,7 +192,7 @@ def _own_warnings_in_one_line() -> Iterator[None]:
         if not speaks():
             return
         if package in Path(filename).parents:
-            print(f"{PROGRAM}: warning: {' '.join(str(message).split())}", file=sys.stderr)
+            warn(str(message))
         else:
             others(message, category, filename, lineno, *rest)
 
@@ -256,5 +256,5 @@ def _drop_output() -> None:
 
 def _fail(sentence: str, code: int) -> int:
     if code == FAILED or speaks():  # of several processes each says what befell it, and the first what befell all
-        print(f"{PROGRAM}: error: {visible(' '.join(sentence.split()))}", file=sys.stderr)
+        print(f"{PROGRAM}: error: {in_one_line(sentence)}", file=sys.stderr)
     return code

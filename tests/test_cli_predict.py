@@ -201,9 +201,9 @@ def test_a_file_that_is_no_image_is_named_and_the_others_are_labelled(
     digits: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     Image.fromarray(np.zeros((8, 8), dtype=np.uint8)).save(tmp_path / "good.png")
-    (tmp_path / "bad.png").write_text("no image")
+    (tmp_path / "bad\x1b[2J.png").write_text("no image")  # which would clear a terminal
     assert main(["predict", str(digits), str(tmp_path), f"--output={tmp_path / 'out.csv'}"]) == 1
-    assert "bad.png is left out: not an image" in (message := capsys.readouterr().err)
+    assert "bad\\x1b[2J.png is left out: not an image" in (message := capsys.readouterr().err)
     assert "1 file is left out, the others are labelled" in message
     assert [Path(row["path"]).name for row in csv.DictReader((tmp_path / "out.csv").open())] == ["good.png"]
 

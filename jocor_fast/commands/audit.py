@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -21,7 +20,7 @@ from ..data.image_set import ImageList
 from ..engine.errors import RunError
 from ..engine.folder import history_in, read_whole_checkpoint
 from ..report.audit_page import audit_page
-from ..report.screen import counted, say, say_subjects
+from ..report.screen import counted, say, say_subjects, warn
 from ..report.tables import csv_text, percent
 from ..report.thumbnails import data_uri, file_uri, image_file_uri, is_image
 from ..run_files import AUDIT, NOISE_MATRIX, TRAINING_FILES, read_metrics
@@ -84,7 +83,7 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
         write_text(output / CORRECTED, audited.corrected_text())
     reservation = _reservation(audited.found) or _by_heart(audited, read_metrics(folder))
     if reservation is not None:
-        print(f"jocor-fast: warning: {folder} {reservation}", file=sys.stderr)
+        warn(f"{folder} {reservation}")
     _say(console, audited, output, files)
     return 0
 

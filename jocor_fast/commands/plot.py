@@ -14,7 +14,7 @@ from ..data import DataError
 from ..data.arrays import user_path
 from ..engine.errors import RunError
 from ..report.comparison import ComparedRun, find_runs, grouped
-from ..report.screen import say, say_subjects
+from ..report.screen import counted, say, say_subjects
 from ..run_files import COMPARISON, CONFIG, NOISE_MATRIX, read_json, read_summary
 from ..stored_run import task_of_run
 from .flags import declare_alone
@@ -48,7 +48,7 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     from ..report.curves import draw_comparison  # matplotlib takes half a second to import
 
     draw_comparison(grouped(runs), output / COMPARISON)
-    say_subjects(console, {f"{len(runs)} run{'s' * (len(runs) > 1)}": str(output / COMPARISON)})
+    say_subjects(console, {counted(len(runs), "run"): str(output / COMPARISON)})
     matrices, classes = _noise_matrices(runs, arguments.data_root, console)
     if matrices:
         from ..report.noise_matrix import draw_noise_matrices

@@ -19,6 +19,7 @@ from ..data.image_lists import images_below
 from ..engine.environment import resolve_device
 from ..engine.errors import RunError
 from ..predictor import Predictor
+from ..report.screen import warn
 from ..report.tables import csv_text
 from ..whole_file import check_writable, write_text
 from .flags import declare_alone
@@ -86,7 +87,7 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
         output.parent.mkdir(parents=True, exist_ok=True)
         write_text(output, text)
     for one in bad[:MOST_NAMED]:
-        print(f"jocor-fast: warning: {one.path} is left out: {one.reason}", file=sys.stderr)
+        warn(f"{one.path} is left out: {one.reason}")
     if bad:
         files = "1 file is" if len(bad) == 1 else f"{len(bad):,} files are"
         raise RunError(f"{files} left out, the others are labelled")
@@ -140,10 +141,7 @@ def _images(path: Path) -> list[Path]:
     if not found:
         raise RunError(f"PATH: there is no image in {path}" + " but what jocor-fast has written" * bool(written))
     if written:
-        print(
-            f"jocor-fast: warning: {', '.join(written)}: written by jocor-fast, so that its pictures are left out",
-            file=sys.stderr,
-        )
+        warn(f"{', '.join(written)}: written by jocor-fast, so that its pictures are left out")
     return found
 
 

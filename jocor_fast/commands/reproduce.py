@@ -29,7 +29,7 @@ from ..report.reproduction import (
     results_table,
     seeds_at_hand,
 )
-from ..report.screen import listed, say, say_subjects
+from ..report.screen import counted, listed, say, say_subjects
 from ..report.tables import csv_text
 from ..schedules import trained_epochs
 from ..whole_file import write_text
@@ -279,7 +279,7 @@ def _plan(left: int, planned: int) -> str:
     """ "4 runs (2 of 6 are finished already)"."""
     done = planned - left
     finished = f" ({done} of {planned} {'is' if done == 1 else 'are'} finished already)" if done else ""
-    return f"{left} run{'s' * (left > 1)}{finished}"
+    return counted(left, "run") + finished
 
 
 def _default_jobs(device: str, experiment: Experiment) -> int:

@@ -11,7 +11,7 @@ from rich.console import Console
 from ..config import Config, resolve
 from ..experiments import Cell
 from ..methods import METHODS
-from ..report.screen import say
+from ..report.screen import counted, say
 from ..report.tables import NOT_AVAILABLE, TextTable, duration
 from .run_queue import QueuedRun
 from .step_times import EpochTime, StepTimes, expected_forget_rate
@@ -61,7 +61,7 @@ def print_plan(
     total = max(sum(seconds_of_runs) / at_a_time, max(seconds_of_runs))
     say(
         console,
-        f"{len(left)} of {len(runs)} runs left, {at_a_time} at a time with {threads} thread{'s' * (threads > 1)} each: "
+        f"{len(left)} of {len(runs)} runs left, {at_a_time} at a time with {counted(threads, 'thread')} each: "
         f"about {duration(total)}, from a few measured steps",
     )
 

@@ -6,7 +6,6 @@ import argparse
 import contextlib
 import os
 import shlex
-import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,7 @@ from ..engine.settings import TrainSettings
 from ..noise_estimate import NoiseEstimate, estimate_noise
 from ..options import AUTO, OPTIONS, TRAINING_FIELDS, UNFLAGGED_DEFAULTS
 from ..predictor import describe_input
-from ..report.screen import TrainingProgress, final_table, say, say_subjects, warm_up_progress
+from ..report.screen import TrainingProgress, final_table, say, say_subjects, warm_up_progress, warn
 from ..report.tensorboard import MissingTensorBoard, TensorBoardLog
 from ..run_files import CONFIG, read_json
 from ..schedules import trained_epochs
@@ -89,7 +88,7 @@ def _run(config: Config, processes: Processes, console: Console) -> int:
     print_heading(config, task, _device(config), processes, batch, console)
     if processes.first:
         for warning in warnings_of(config, task, processes, batch):
-            print(f"jocor-fast: warning: {warning}", file=sys.stderr)
+            warn(warning)
     progress = TrainingProgress(console, trained_epochs(settings.epochs, settings.recipe), batch)
     with progress, _tensorboard(config, processes) as board:
         result = _fit(config, settings, task, processes, progress, board, _recorded(config, task, folder, estimate))

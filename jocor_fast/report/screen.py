@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
@@ -25,6 +26,16 @@ SPEED_SECONDS = 2.0  # that the speed shown is measured over
 def say(console: Console, text: str) -> None:
     """Print a line as it is: it is not wrapped, and no part of it is read as markup or as an emoji's name."""
     console.print(Text(visible(text)), soft_wrap=True)
+
+
+def warn(sentence: str) -> None:
+    """Print a warning to the standard error stream, in one line."""
+    print(f"jocor-fast: warning: {in_one_line(sentence)}", file=sys.stderr)
+
+
+def in_one_line(sentence: str) -> str:
+    """The sentence without line breaks, as `visible`."""
+    return visible(" ".join(sentence.split()))
 
 
 def visible(text: str) -> str:
