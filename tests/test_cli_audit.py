@@ -24,7 +24,7 @@ from jocor_fast.engine.history import SampleHistory
 from jocor_fast.methods import StepLoss
 from jocor_fast.task import build_task
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = pytest.mark.usefixtures("one_thread", "curves_at_once")
 NOISE = {"noise_rate": "0.4", "noise": "symmetric", "val_fraction": "0.1", "val_labels": "noisy"}
 
 

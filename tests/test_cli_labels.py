@@ -10,7 +10,7 @@ import pytest
 from cli_cases import content, train
 from jocor_fast.cli import main
 
-pytestmark = pytest.mark.usefixtures("in_an_empty_folder")
+pytestmark = pytest.mark.usefixtures("in_an_empty_folder", "curves_at_once")
 
 
 def noisy_names(classes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -23,7 +23,7 @@ from jocor_fast.engine.errors import RunError
 from jocor_fast.engine.folder import RunFolder
 from jocor_fast.engine.run import EpochEvent, Run, fit
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = pytest.mark.usefixtures("one_thread", "curves_at_once")
 
 HOLDER = (
     "import sys; from jocor_fast.engine.folder import RunFolder; f = RunFolder({!r}); print(1, flush=True); input()"

@@ -18,7 +18,7 @@ from jocor_fast.engine.run import fit
 from jocor_fast.engine.step import TrainingStep
 from jocor_fast.methods import METHODS, FCorrection, StepLoss
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = pytest.mark.usefixtures("one_thread", "curves_at_once")
 
 
 def an_outcome(rows: int, networks: int, choices: int, seed: int) -> StepLoss:

@@ -19,7 +19,7 @@ from jocor_fast.engine.trainer import Trainer
 from jocor_fast.noise_estimate import NoiseEstimate, counted, from_predictions, from_predictions_and_truth
 from jocor_fast.task import build_task
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = pytest.mark.usefixtures("one_thread", "curves_at_once")
 
 PAIRS = np.eye(5)
 PAIRS[1, 1], PAIRS[1, 2] = 0.6, 0.4

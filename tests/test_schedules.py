@@ -138,6 +138,7 @@ def test_steps_are_whole_batches_and_at_most_401_in_the_published_recipe():
     assert steps_per_epoch(60_000, 128, "published") == 401
     assert steps_per_epoch(50_000, 128, "published") == 390
     assert steps_per_epoch(100, 128) == steps_per_epoch(1, 128, "published") == steps_per_epoch(255, 128) == 1
+    assert steps_per_epoch(3, 1) == steps_per_epoch(3, 1, "published") == 3
 
 
 def test_rounding_of_the_recipes():
