@@ -7,10 +7,10 @@ run without the softmax is `jocor-fast train --dataset mnist --noise symmetric -
 coteaching-plus --seed 1 --recipe published`. `--method standard` is also what F-correction is where T is the identity,
 which is nearly what a network of the whole 200 epochs estimates (f_correction_transition.py).
 
-    python benchmarks/softmax_before_loss.py [--method coteaching-plus] [--noise symmetric] [--noise-rate 0.2] [--seed 1]
+    python benchmarks/softmax_before_loss.py [--method coteaching-plus] [--noise symmetric] [--noise-rate 0.2]
 
-Writes config.json, metrics.jsonl and summary.json into benchmarks/results/mnist-METHOD-softmax, a folder for each noise.
-Stopped, it goes on where it was.
+Writes config.json, metrics.jsonl and summary.json into benchmarks/results/mnist-METHOD-softmax, a folder for each
+noise. Stopped, it goes on where it was.
 """
 
 from __future__ import annotations
