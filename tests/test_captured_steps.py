@@ -261,6 +261,7 @@ def test_what_cannot_be_recorded_is_launched_by_the_host_and_one_line_says_why(n
     assert training.trainer.how_steps_run == f"launched by the host: {reason}"
 
 
+@pytest.mark.filterwarnings("ignore:mind the gap")  # of the forward passes before the first steps
 def test_other_warnings_of_the_first_steps_are_passed_on() -> None:
     class Warns(nn.Linear):
         def forward(self, inputs: Tensor) -> Tensor:

@@ -294,7 +294,7 @@ WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
         "train_data: inputs must hold numbers, got",
     ),
     ({"test_data": (np.zeros((2, 6)), [0, 1], 3)}, TypeError, "test_data must be a pair"),
-    ({"test_data": (np.zeros((2, 5)), [0, 1])}, ValueError, "networks do not take the test inputs"),
+    ({"test_data": (np.zeros((2, 5), np.uint8), [0, 1])}, ValueError, "networks do not take the test inputs"),
     ({"clean_labels": [0, 1]}, ValueError, "clean_labels must have one label for each of its 70 inputs, got 2"),
     ({"networks": small_mlp()}, ValueError, "networks: method 'jocor' trains two networks, got 1"),
     ({"networks": "mlp"}, TypeError, "networks must be"),
