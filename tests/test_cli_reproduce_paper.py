@@ -16,7 +16,7 @@ import torch
 
 from jocor_fast.cli import main
 from jocor_fast.commands import reproduce, run_queue, step_times
-from jocor_fast.config import resolve
+from jocor_fast.config import Config, resolve
 from jocor_fast.experiments import EXPERIMENTS, Cell, Noise
 from jocor_fast.task import build_task
 from reproduction_cases import metrics_line, write_accuracies, write_run
@@ -143,6 +143,31 @@ def test_every_experiment_can_be_planned(
     published = "--noise asymmetric-published --noise-rate 0.4 --noise-seed 1 --method jocor --seed 1 --forget-rate 0.2"
     assert (published in out) == (name == "cifar100")
     assert ("τ = rate/2" in out) == (name == "cifar100")
+
+
+@pytest.mark.parametrize(
+    ("failing", "expected"),
+    [
+        (("jocor", "standard"), "2 of 2 runs left, 2 at a time with 1 thread each: how long they take is not known"),
+        (("standard",), "2 of 2 runs left, 2 at a time with 1 thread each: at least 3 h 9 min, from a few measured"),
+    ],
+)
+def test_a_plan_does_not_add_up_times_that_are_not_known(
+    failing: tuple[str, ...], expected: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As of a network that needs torchvision where there is none; the whole was said to take 0 s."""
+
+    def measured(times: step_times.StepTimes, config: Config, *rest: object) -> tuple[float, float]:
+        if config["method"] in failing:
+            raise ValueError("it cannot be built here")
+        return 0.1, 0.001
+
+    monkeypatch.setattr(step_times.StepTimes, "_measured", measured)
+    command = ["reproduce", "mnist", "--noise", "symmetric-0.5", "--methods", "jocor,standard", "--seeds", "1"]
+    assert main([*command, "--device", "cpu", "--jobs", "2", "--dry-run"]) == 0
+    out = capsys.readouterr().out
+    assert "no estimate for some of them: it cannot be built here" in out
+    assert expected in out
 
 
 @pytest.mark.usefixtures("measured_before")

@@ -34,13 +34,13 @@ def print_plan(
     left = {run.folder: run for run in runs if not run.is_finished}
     times = StepTimes(threads)
     rows: list[tuple[str, ...]] = []
-    seconds_of_runs: list[float] = []
+    times_of_runs: list[float | None] = []
     for cell in cells:
         config = resolve({name: str(value) for name, value in cell.run_settings(seeds[0]).items()})
         folders = [output / cell.run_folder(seed) for seed in seeds]
         epochs = [left[folder].epochs - left[folder].epochs_done for folder in folders if folder in left]
         time = times.of(config) if epochs else EpochTime(0.0, "")
-        seconds_of_runs += [time.seconds * count for count in epochs]
+        times_of_runs += [None if time.failure else time.seconds * count for count in epochs]
         rows.append(_row(cell, config, len(seeds) - len(epochs), len(seeds), sum(epochs), time))
     table = TextTable(
         ("noise", "method", "λ", "τ", "done", "epochs", "each", "time"),
@@ -58,12 +58,21 @@ def print_plan(
     for run in left.values():
         say(console, f"  jocor-fast {shlex.join(run.arguments())}")
     at_a_time = min(jobs, len(left))
-    total = max(sum(seconds_of_runs) / at_a_time, max(seconds_of_runs))
     say(
         console,
         f"{len(left)} of {len(runs)} runs left, {at_a_time} at a time with {counted(threads, 'thread')} each: "
-        f"about {duration(total)}, from a few measured steps",
+        f"{_whole_time(times_of_runs, at_a_time)}",
     )
+
+
+def _whole_time(times_of_runs: Sequence[float | None], at_a_time: int) -> str:
+    """That of all runs; None: of one whose time is not known."""
+    known = [seconds for seconds in times_of_runs if seconds is not None]
+    if not known:
+        return "how long they take is not known"
+    total = max(sum(known) / at_a_time, max(known))
+    limit = "about" if len(known) == len(times_of_runs) else "at least"
+    return f"{limit} {duration(total)}, from a few measured steps"
 
 
 def _row(cell: Cell, config: Config, finished: int, planned: int, epochs_left: int, time: EpochTime) -> tuple[str, ...]:
