@@ -172,8 +172,8 @@ def _own_small_loss(logits: Tensor, labels: Tensor, num_keep: int | Tensor) -> S
     """Mean CE of one network's small-loss rows: at λ = 0 the joint loss of a network with itself is twice its CE."""
     # The second network is a constant, so that the gradient is that of one CE as it is; the values are halved, exactly.
     out = jocor_loss(logits, logits.detach(), labels, co_lambda=0.0, num_keep=num_keep)
-    with torch.no_grad():
-        return StepLoss(out.loss.mul_(0.5), (out.selected,), out.num_nonfinite, out.per_sample.mul_(0.5))
+    out.loss.detach().mul_(0.5)  # the value alone, for less than no_grad takes
+    return StepLoss(out.loss, (out.selected,), out.num_nonfinite, out.per_sample.mul_(0.5))
 
 
 METHODS: dict[str, type[Method]] = {
