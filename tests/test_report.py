@@ -225,6 +225,10 @@ def test_a_table_in_markdown_is_aligned() -> None:
     )
 
 
+def test_a_narrow_column_in_markdown_has_the_three_dashes_that_readers_ask_for() -> None:
+    assert TextTable(("λ", "k"), [("1", "2")]).markdown() == "| λ   |   k |\n|-----|----:|\n| 1   |   2 |\n"
+
+
 def test_a_table_on_the_screen_takes_brackets_as_text() -> None:
     console = Console(file=io.StringIO(), width=60)
     console.print(TextTable(("name", "value"), [("[red]", "[1]")], title="[bold]").rich())

@@ -85,6 +85,16 @@ def test_scores_and_range_are_those_of_the_formula_at_the_head_of_the_file(netwo
     assert found.share_range == pytest.approx((min(bounds) - margin, max(bounds) + margin))
 
 
+def test_the_range_of_the_share_ends_at_none_and_at_all() -> None:
+    """One label of twenty is wrong, give or take two; and one network or the other contradicts every label."""
+    history, _ = a_history(np.eye(5), samples=20)
+    history.prediction[0], history.prediction[1], history.probability[:] = history.labels, (history.labels + 1) % 5, 0.9
+    history.prediction[0, 0], history.probability[:, 0] = history.prediction[1, 0], 0.001
+    found = audit_history(history)
+    assert found.share == 1 / 20
+    assert found.share_range == (0.0, 1.0)
+
+
 def test_the_ranking_is_by_score_and_equal_scores_stay_in_order() -> None:
     history, _ = a_history(jf.noise.symmetric(5, 0.4))
     found = audit_history(history)
