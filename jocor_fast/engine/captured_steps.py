@@ -23,7 +23,7 @@ from torch import Tensor
 
 from jocor_fast.engine.epoch_log import EpochLog
 from jocor_fast.engine.history import SampleHistory
-from jocor_fast.engine.networks import SeparateNetworks
+from jocor_fast.engine.networks import SeparateNetworks, SideStream
 from jocor_fast.engine.plan import DeviceRates, EpochPlan
 from jocor_fast.engine.samples import ResidentInputs
 from jocor_fast.engine.step import TrainingStep
@@ -66,7 +66,7 @@ class CapturedSteps:
         self._device = labels.device
         self._stream = self._cuda.Stream(self._device)
         if isinstance(step.group, SeparateNetworks):
-            step.group.side = _SideStream(self._cuda, self._device)
+            step.group.side = SideStream(self._cuda, self._device)
         self._rates_on_device = DeviceRates(labels.device)
         self._place = torch.zeros(1, dtype=torch.int64, device=labels.device)  # the next step of the epoch
         self._ahead = torch.arange(STEPS_PER_GRAPH, device=labels.device)
@@ -222,22 +222,3 @@ class CapturedSteps:
                 waits.append(str(warning.message))
             elif "Synchronization debug mode" not in str(warning.message):  # that torch may not see every wait
                 warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
-
-
-class _SideStream:
-    """A second CUDA stream, as `networks.SideStream` has it."""
-
-    def __init__(self, cuda: Any, device: torch.device) -> None:
-        self._cuda = cuda
-        self._device = device
-        self._stream = cuda.Stream(device)
-
-    def fork(self) -> None:
-        self._stream.wait_stream(self._cuda.current_stream(self._device))
-
-    def beside(self) -> contextlib.AbstractContextManager[None]:
-        context: contextlib.AbstractContextManager[None] = self._cuda.stream(self._stream)
-        return context
-
-    def join(self) -> None:
-        self._cuda.current_stream(self._device).wait_stream(self._stream)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -33,18 +33,26 @@ class NetworkGroup(Protocol):
         ...
 
 
-class SideStream(Protocol):
-    """A second queue of the device. What `beside` encloses runs beside what the current one is given meanwhile."""
+class SideStream:
+    """A second CUDA stream. What `beside` encloses runs beside what the current one is given meanwhile."""
+
+    def __init__(self, cuda: Any, device: torch.device) -> None:
+        """`cuda` is `torch.cuda`, or what stands in for it."""
+        self._cuda = cuda
+        self._device = device
+        self._stream = cuda.Stream(device)
 
     def fork(self) -> None:
-        """Let what is enclosed start after all that the current queue has been given so far."""
-        ...
+        """Let what is enclosed start after all that the current stream has been given so far."""
+        self._stream.wait_stream(self._cuda.current_stream(self._device))
 
-    def beside(self) -> contextlib.AbstractContextManager[None]: ...
+    def beside(self) -> contextlib.AbstractContextManager[None]:
+        context: contextlib.AbstractContextManager[None] = self._cuda.stream(self._stream)
+        return context
 
     def join(self) -> None:
-        """Let the current queue go on after all that has been enclosed."""
-        ...
+        """Let the current stream go on after all that has been enclosed."""
+        self._cuda.current_stream(self._device).wait_stream(self._stream)
 
 
 class SeparateNetworks:
@@ -52,7 +60,7 @@ class SeparateNetworks:
 
     Attributes:
         side: where the second network runs beside the first; None: after it. Autograd takes each network's backward
-            pass to the queue of its forward pass, and joins them. The random numbers of both are drawn in their order.
+            pass to the stream of its forward pass, and joins them. The random numbers of both are drawn in their order.
     """
 
     def __init__(self, networks: Sequence[nn.Module], *, channels_last: bool = False, compiled: bool = False) -> None:
@@ -73,8 +81,7 @@ class SeparateNetworks:
             raise ValueError("networks have no parameter that requires a gradient")
 
     def logits(self, inputs: Tensor) -> tuple[Tensor, ...]:
-        if self.channels_last:
-            inputs = inputs.contiguous(memory_format=torch.channels_last)
+        inputs = self._laid_out(inputs)
         if self.side is None or len(self.networks) == 1:
             return tuple(call(inputs) for call in self._calls)
         self.side.fork()
@@ -90,6 +97,9 @@ class SeparateNetworks:
 
     def release(self) -> None:
         self._drop_gradients()
+
+    def _laid_out(self, inputs: Tensor) -> Tensor:
+        return inputs.contiguous(memory_format=torch.channels_last) if self.channels_last else inputs
 
     def _drop_gradients(self) -> None:
         for parameter in self.parameters:
@@ -116,9 +126,7 @@ class DistributedNetworks(SeparateNetworks):
     def logits(self, inputs: Tensor) -> tuple[Tensor, ...]:
         if not torch.is_grad_enabled():
             return super().logits(inputs)
-        if self.channels_last:
-            inputs = inputs.contiguous(memory_format=torch.channels_last)
-        logits: tuple[Tensor, ...] = self._together(inputs)
+        logits: tuple[Tensor, ...] = self._together(self._laid_out(inputs))
         return logits
 
     def _leaves_parameters_out(self, sample: Tensor) -> bool:
