@@ -11,7 +11,7 @@ step of MNIST's perceptrons takes on two cores, and more for networks of many pa
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,19 +23,29 @@ ADAM_BETA2 = 0.999
 ADAM_EPSILON = 1e-8
 
 
-class Optimizer(Protocol):
+class Optimizer:
     """Updates parameters in place by their gradients; a parameter that has none is left alone."""
+
+    def __init__(self, parameters: Sequence[Tensor], *, weight_decay: float = 0.0) -> None:
+        self.weight_decay = weight_decay
+        self.parameters = list(parameters)
 
     def step(self, *, lr: float | Tensor, beta1: float, skip: Tensor | None = None) -> None:
         """Update; where `skip`, a 0-d float32 tensor beside the parameters, is not 0, leave everything as it is."""
-        ...
+        raise NotImplementedError
 
-    def state_dict(self) -> dict[str, Any]: ...
+    def state_dict(self) -> dict[str, list[Tensor]]:
+        """What is kept of each parameter, not copied; nothing, where each step stands by itself."""
+        return {}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Copy what `state_dict` returned."""
+        for name, tensors in self.state_dict().items():
+            for mine, stored in zip(tensors, state[name], strict=True):
+                mine.copy_(stored)
 
 
-class FusedAdam:
+class FusedAdam(Optimizer):
     """Adam (Kingma & Ba, algorithm 1) with L2 weight decay, by torch's fused kernel.
 
     The first moment's bias is corrected by 1 − β1^t with the β1 of step t, as torch does it: where β1 changes (recipe
@@ -43,8 +53,7 @@ class FusedAdam:
     """
 
     def __init__(self, parameters: Sequence[Tensor], *, weight_decay: float = 0.0) -> None:
-        self.weight_decay = weight_decay
-        self.parameters = list(parameters)
+        super().__init__(parameters, weight_decay=weight_decay)
         self.moments = [torch.zeros_like(parameter) for parameter in parameters]
         self.squares = [torch.zeros_like(parameter) for parameter in parameters]
         self.steps = [torch.zeros((), device=parameter.device) for parameter in parameters]
@@ -75,23 +84,12 @@ class FusedAdam:
             maximize=False,
         )
 
-    def state_dict(self) -> dict[str, Any]:
-        """Moments and step counts, not copied."""
+    def state_dict(self) -> dict[str, list[Tensor]]:
         return {"moments": self.moments, "squares": self.squares, "steps": self.steps}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Copy what `state_dict` returned."""
-        for name, tensors in self.state_dict().items():
-            for mine, stored in zip(tensors, state[name], strict=True):
-                mine.copy_(stored)
 
-
-class PlainSGD:
+class PlainSGD(Optimizer):
     """Gradient descent with L2 weight decay, without momentum."""
-
-    def __init__(self, parameters: Sequence[Tensor], *, weight_decay: float = 0.0) -> None:
-        self.weight_decay = weight_decay
-        self.parameters = list(parameters)
 
     @torch.no_grad()
     def step(self, *, lr: float | Tensor, beta1: float, skip: Tensor | None = None) -> None:
@@ -113,13 +111,6 @@ class PlainSGD:
             is_first_step=False,
             found_inf=skip,
         )
-
-    def state_dict(self) -> dict[str, Any]:
-        """Nothing: each step stands by itself."""
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """There is nothing to load."""
 
 
 def build_optimizer(settings: TrainSettings, parameters: Sequence[Tensor]) -> Optimizer:
