@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from engine_cases import CLASSES, blobs, run, settings, small_mlp
+from engine_cases import CLASSES, blobs, parameters, run, same_bits, settings, small_cnn, small_mlp
 from jocor_fast.engine.run import EvalData, TrainData, fit
 from jocor_fast.engine.settings import TrainSettings
 
@@ -115,6 +115,38 @@ def test_data_that_do_not_go_with_the_networks_are_named_before_anything_is_writ
         with pytest.raises(TypeError, match=r"networks must be .*, got int"):
             fit(settings(), networks, good, output=output)  # type: ignore[arg-type]
     assert not output.exists()
+
+
+def normalised() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, CLASSES))
+
+
+@pytest.mark.parametrize(("samples", "changes"), [(20, {"batch_size": 1}), (1, {}), (20, {"method": "f-correction"})])
+def test_steps_of_one_sample_that_batchnorm_cannot_take_are_named_before_anything_is_written(
+    samples: int, changes: dict[str, Any], tmp_path: Path
+) -> None:
+    asked = settings(**{"batch_size": 1 if samples > 1 else 16, **changes})
+    why = f"batch size {asked.batch_size}, training samples {samples}, processes 1"
+    with pytest.raises(ValueError, match=rf"batch_size: a step would have one sample \({why}\), and .* larger batch"):
+        fit(asked, normalised, blobs(samples), output=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_last_batch_of_one_sample_is_no_step_and_batchnorm_trains() -> None:
+    """Only whole batches are steps, under both recipes."""
+    assert run(normalised, data=blobs(33), epochs=2).summary["status"] == "finished"
+
+
+def test_networks_that_can_be_trained_on_one_sample_are_and_trying_it_changes_nothing() -> None:
+    """BatchNorm over the pixels of one image, and dropout: the run is that of a trainer that does not try."""
+
+    def of_one(*, tries: bool) -> list[torch.Tensor]:
+        with pytest.MonkeyPatch.context() as patch:
+            if not tries:
+                patch.setattr("jocor_fast.engine.trainer.check_single_rows", lambda *_: None)
+            return parameters(fit(settings(batch_size=1, epochs=1), small_cnn, blobs(9, (3, 8, 8))).networks)
+
+    assert same_bits(of_one(tries=True), of_one(tries=False))
 
 
 def test_networks_that_start_alike_are_warned_of() -> None:

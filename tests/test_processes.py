@@ -133,6 +133,13 @@ def test_processes_that_are_given_different_things_are_told(together: list[Resul
             assert name in said
 
 
+def test_batches_that_leave_a_process_one_row_are_named_where_batchnorm_cannot_take_it(together: list[Results]) -> None:
+    for one in of_both(together, "single rows"):
+        assert one["said"].startswith(
+            "batch_size: a step would have one sample (batch size 2, training samples 70, proc"
+        )
+
+
 def test_sigterm_that_reaches_one_process_at_the_end_ends_all_of_them_alike(together: list[Results]) -> None:
     assert [one["code"] for one in of_both(together, "ended at the end")] == [143, 143]
 

@@ -206,6 +206,16 @@ def disagreements(processes: Processes) -> dict[str, Any]:
     return {"said": said, "asked": list(given)}
 
 
+def single_rows(processes: Processes) -> dict[str, Any]:
+    """A batch of which each process has one row, for networks with BatchNorm."""
+    pair = pair_of(lambda: nn.Sequential(nn.Flatten(), nn.Linear(6, CLASSES), nn.BatchNorm1d(CLASSES)))
+    try:
+        fit(settings(batch_size=2, batch_scope="global"), pair, blobs(70), processes=processes)
+    except ValueError as error:
+        return {"said": str(error)}
+    return {"said": None}
+
+
 def ended_at_the_end(processes: Processes) -> dict[str, Any]:
     """SIGTERM that reaches the last process alone, when the last epoch is over."""
 
@@ -271,6 +281,7 @@ SCENARIOS: dict[str, Callable[[Processes], dict[str, Any]]] = {
     "request": request,
     "failure": failure,
     "disagreements": disagreements,
+    "single rows": single_rows,
     "ended at the end": ended_at_the_end,
     "whole run": whole_run,
     "drawn": drawn,

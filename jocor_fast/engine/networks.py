@@ -241,6 +241,29 @@ def start_training(networks: Sequence[nn.Module]) -> None:
             network.train()
 
 
+def check_single_rows(networks: Sequence[nn.Module], inputs: Tensor, why: str) -> None:
+    """ValueError where a network cannot be trained on one sample at a time: BatchNorm has no variance to take then.
+
+    Args:
+        networks: of a run, in training mode. They stay as they are, running statistics too.
+        inputs: one sample [1, ...] as the networks take it.
+        why: how a step comes to have one sample, for the message.
+    """
+    buffers = [(buffer, buffer.clone()) for network in networks for buffer in network.buffers()]
+    with torch.no_grad(), torch.random.fork_rng(devices=[inputs.device] if inputs.is_cuda else []):  # dropout draws
+        try:
+            for network in networks:
+                network(inputs)
+        except ValueError as error:
+            raise ValueError(
+                f"batch_size: a step would have one sample ({why}), and the networks cannot be trained on one "
+                f"({error}); give a larger batch size or more samples, or networks without BatchNorm"
+            ) from error
+        finally:
+            for buffer, value in buffers:
+                buffer.copy_(value)
+
+
 def _start_alike(first: nn.Module, second: nn.Module) -> bool:
     pairs = list(zip(first.parameters(), second.parameters(), strict=False))
     same_shapes = all(a.shape == b.shape and a.device == b.device for a, b in pairs)

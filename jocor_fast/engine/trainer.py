@@ -14,7 +14,7 @@ from jocor_fast.engine.captured_steps import CapturedSteps
 from jocor_fast.engine.epoch_log import EpochLog, EpochNumbers, read_at_once, shares, summed
 from jocor_fast.engine.evaluate import Accuracy, EvaluationSet, count_correct
 from jocor_fast.engine.history import SampleHistory
-from jocor_fast.engine.networks import probe_classes, start_training
+from jocor_fast.engine.networks import check_single_rows, probe_classes, start_training
 from jocor_fast.engine.plan import DeviceRates, EpochPlan, whole_batch
 from jocor_fast.engine.processes import ALONE, Processes
 from jocor_fast.engine.samples import Batch, EvalData, InputSource, ResidentInputs, TrainData
@@ -59,6 +59,9 @@ class Trainer:
         self.val = None if val is None else EvaluationSet(val, device, self.own_rows, processes)
         self.classes = self._check(train, test, val)
         start_training(self.networks)
+        if self.own_rows == 1:
+            why = f"batch size {settings.batch_size}, training samples {len(train.labels)}, processes {processes.count}"
+            check_single_rows(self.networks, self.source.first(1), why)
         self.generator = torch.Generator(device).manual_seed(settings.seed)
         self.step = TrainingStep(settings, self.networks, self.source, device, self.generator, processes)
         self.history = SampleHistory(self.labels, len(self.networks))
