@@ -52,6 +52,10 @@ __device__ __forceinline__ float logarithm(float x) { return logf(x); }
 __device__ __forceinline__ double logarithm(double x) { return log(x); }
 __device__ __forceinline__ float larger(float a, float b) { return fmaxf(a, b); }    // a NaN is dropped: the sum of
 __device__ __forceinline__ double larger(double a, double b) { return fmax(a, b); }  // exponentials meets it again
+template <class Whole>
+__device__ __forceinline__ Whole larger(Whole a, Whole b) {
+  return a < b ? b : a;
+}
 
 // The integer type that moves `bytes` in one instruction.
 template <int bytes>

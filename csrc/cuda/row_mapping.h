@@ -40,16 +40,20 @@ constexpr int kSingleBlockRounds = 4;
 constexpr int kSingleBlockColumns = 8;
 
 // Batches up to this size are selected by counting, larger ones by radix. Counting does rows^2 comparisons, of some
-// three instructions in nvcc's code: at 256 some 3,000 cycles of one multiprocessor, at 512 some 12,000, when a radix
-// search of so few rows takes some 7,000 (counted from the code, not measured).
+// three instructions in nvcc's code: at 256 some 3,000 cycles of one multiprocessor, about what a radix search of so
+// few rows takes, at 512 some 12,000 (counted from the code, not measured).
 constexpr int64_t kCountingRows = 256;
 constexpr int kCountingThreads = 1024;  // at most
 
-// Up to this size the radix search takes one block, above the eight of a cluster, which still hold 65,536 float32 keys
-// in their shared memory. A warp issues some 1,000 instructions for 128 rows, half of them for integers, which a
-// multiprocessor computes at half its rate: for 4096 rows in one block some 12,000 cycles, as long as the barriers of a
-// cluster make it wait; those hardly depend on the rows. (Counted from nvcc's code, not measured.)
-constexpr int64_t kOneBlockRows = 4096;
+// A thread of the radix search has this many rows, whose keys stay in its registers: up to 8,192 in a block, 65,536 in
+// a cluster of eight. Many rows for few threads, for a block's instructions are what a selection waits for, and a warp
+// issues some 500 whether each of its threads has one row or eight: at 4096 rows some 4,000 cycles in all (counted from
+// nvcc's code for 9.0, not measured).
+constexpr int kRowsInRegisters = 8;
 constexpr int kRadixThreads = 1024;  // at most
+
+// Up to this size the radix search takes one block, above the eight of a cluster: about as long as a full block takes
+// for its instructions a cluster's blocks wait for one another, which hardly depends on the rows (estimated).
+constexpr int64_t kOneBlockRows = 8192;
 
 }  // namespace jocor_fast::cuda

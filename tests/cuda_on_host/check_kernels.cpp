@@ -253,10 +253,9 @@ void check_selection_alone(int64_t rows) {
   expect(counts.from_device() == counts.host, "the counts differ from the CPU's", where);
 }
 
-// More keys than one block holds in shared memory, or eight blocks; above 4,096 rows a cluster of eight selects, where
-// the device has clusters.
-template <class Real>
-constexpr int64_t kUncachedRows = 32768 / sizeof(Real) + 8;
+// More keys than the registers of one block hold, or of eight; above 8,192 rows a cluster of eight selects, where the
+// device has clusters.
+constexpr int64_t kRowsOfLoops = 8192 + 8;
 
 // Every line of the mapping table and the looping kernel, at each vector width.
 template <class Logit>
@@ -287,11 +286,11 @@ int main(int argc, char** argv) {
   if (wanted("float16")) check_type<__half>();
   if (wanted("float64")) check_type<double>();
   if (wanted("float32 losses")) {
-    for (const int64_t rows : {int64_t{200}, int64_t{4096}, kUncachedRows<float>}) check_selection_alone<float>(rows);
+    for (const int64_t rows : {int64_t{200}, int64_t{4096}, kRowsOfLoops}) check_selection_alone<float>(rows);
   }
-  if (wanted("float64 losses")) check_selection_alone<double>(kUncachedRows<double>);
-  if (wanted("many float32 losses")) check_selection_alone<float>(8 * kUncachedRows<float>);
-  if (wanted("many float64 losses")) check_selection_alone<double>(8 * kUncachedRows<double>);
+  if (wanted("float64 losses")) check_selection_alone<double>(kRowsOfLoops);
+  if (wanted("many float32 losses")) check_selection_alone<float>(8 * kRowsOfLoops);
+  if (wanted("many float64 losses")) check_selection_alone<double>(8 * kRowsOfLoops);
   std::printf(failures == 0 ? "every kernel agrees with the CPU's\n" : "%d failures\n", failures);
   return failures == 0 ? 0 : 1;
 }

@@ -79,6 +79,14 @@ def many_rows(kernels: HostKernels) -> None:
     selection.test_the_choice_equals_a_stable_sort(kernels, rows.np.float32, 1153)
 
 
+def a_cluster(kernels: HostKernels) -> None:
+    selection.test_the_choice_equals_a_stable_sort(kernels, rows.np.float32, selection.LARGE)
+
+
+def ties_in_rounds(kernels: HostKernels) -> None:
+    selection.test_the_choice_does_not_depend_on_the_size_of_the_block(kernels, 96)
+
+
 def repeated_losses(kernels: HostKernels) -> None:
     selection.test_every_k_of_losses_that_repeat(kernels, rows.np.float32, 5000)
 
@@ -119,9 +127,13 @@ MUTANTS = {
         TOGETHER, "__syncthreads();  // every row's loss and state are written before the selection reads them",
         "if (!FAULT) __syncthreads();", small_batches,
     ),
-    "radix: counted before cleared": Mutant(
-        RADIX, "__syncthreads();  // the counters are clear before any row is counted",
-        "if (!FAULT) __syncthreads();", many_rows,
+    "radix: counted before cleared and surveyed": Mutant(
+        RADIX, "__syncthreads();  // each warp's are written before any are read", "if (!FAULT) __syncthreads();",
+        many_rows,
+    ),
+    "cluster: another block's rows taken before surveyed": Mutant(
+        RADIX, "cluster.sync();  // each block's are written before any are read", "if (!FAULT) cluster.sync();",
+        ties_in_a_cluster,
     ),
     "radix: read before counted": Mutant(
         RADIX, "cluster.sync();  // every row is counted before any counter is read",
@@ -141,7 +153,7 @@ MUTANTS = {
     ),
     "cluster: sums of counters read before added up": Mutant(
         RADIX, "__syncthreads();  // every counter is added up before any sum is read",
-        "if (!FAULT) __syncthreads();", ties_in_a_cluster,
+        "if (!FAULT) __syncthreads();", a_cluster,
     ),
     "cluster: another block's finding read before written": Mutant(
         RADIX, "cluster.sync();  // every block's finding is written before any is read",
@@ -154,10 +166,9 @@ MUTANTS = {
         RADIX, "block < cluster.rank; ++block) {", "block < cluster.rank && !FAULT; ++block) {", ties_in_a_cluster,
     ),
     "ties: read before written": Mutant(
-        RADIX, "__syncthreads();\n    const uint32_t of_lane",
-        "if (!FAULT) __syncthreads();\n    const uint32_t of_lane", many_ties,
+        RADIX, "__syncthreads();\n    uint32_t taken", "if (!FAULT) __syncthreads();\n    uint32_t taken", many_ties
     ),
-    "ties: written before read": Mutant(RADIX, "parity ^= 1;", "parity ^= FAULT ? 0 : 1;", many_ties),
+    "ties: written before read": Mutant(RADIX, "parity ^= 1;", "parity ^= FAULT ? 0 : 1;", ties_in_rounds),
     "selection: does not wait for the rows": Mutant(
         RADIX, "wait_for_previous_kernel();\n  select_by_radix",
         "if (!FAULT) wait_for_previous_kernel();\n  select_by_radix", large_batches,
@@ -207,20 +218,19 @@ MUTANTS = {
         COUNTING, "if (row < whole) scratch", "if (row < (FAULT ? rows : whole)) scratch", a_few_rows
     ),
     "ties: a lane counts itself": Mutant(RADIX, "(1u << lane) - 1", "((FAULT ? 2u : 1u) << lane) - 1", many_ties),
-    "radix: every lane adds for its peers": Mutant(
-        RADIX, "if (lane_of_thread() == first) atomicAdd", "if (FAULT || lane_of_thread() == first) atomicAdd",
-        many_rows,
+    "radix: keys below the lowest are counted": Mutant(
+        RADIX, "keys[i] - lowest;", "keys[i] - (FAULT && keys[i] < lowest ? keys[i] : lowest);", many_rows
     ),
-    "radix: a digit is counted twice": Mutant(
-        RADIX, "if (digits[i] == shared) digits", "if (digits[i] == shared && !FAULT) digits", many_rows
+    "radix: the highest key is left out": Mutant(
+        RADIX, "const Bits next = keys[i] + 1;", "const Bits next = keys[i] + !FAULT;", excluded_rows
     ),
     "radix: the first sweep decides": Mutant(RADIX, "if (shift == 0) {", "if (shift == 0 || FAULT) {", many_rows),
     "keys: -0 comes before +0": Mutant(
         "ranked_rows.h", "loss += Real(0);", "if (!FAULT) loss += Real(0);", repeated_losses
     ),
     "keys: NaN may be chosen": Mutant(
-        RADIX, "chosen[i] = keys[i] < threshold.key;",
-        "chosen[i] = keys[i] < threshold.key || (FAULT && keys[i] == RankedRows<Real>::kNoCandidate);", excluded_rows,
+        RADIX, "keys[i] < threshold.key ? 1u << i : 0;",
+        "keys[i] < threshold.key || (FAULT && keys[i] == RankedRows<Real>::kNoCandidate) ? 1u << i : 0;", excluded_rows,
     ),
 }  # fmt: skip
 TESTS = {name: mutant.test for name, mutant in MUTANTS.items() if mutant.test is not None}

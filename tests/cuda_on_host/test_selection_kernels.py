@@ -17,10 +17,10 @@ Array = np.ndarray[Any, Any]
 
 COUNTING, RADIX = "selection_by_counting", "selection_by_radix"
 
-# Around warps, around the batch size at which counting ends (256), and around the size at which a cluster begins, a
-# sweep of four rows a thread ends and no more float64 keys are cached (4096).
-SIZES = [1, 2, 31, 32, 33, 127, 128, 255, 256, 257, 1151, 1153, 4095, 4096, 4097, 20000]
-LARGE = 4097  # rows of the smallest batch that a cluster selects from, 544 in a slice
+# Around warps, around the batch size at which counting ends (256), around that at which a cluster begins (8192), and
+# around what the registers of a cluster hold (65,536).
+SIZES = [1, 2, 31, 32, 33, 127, 128, 255, 256, 257, 1151, 1153, 8191, 8192, 8193, 20000, 65536, 65537]
+LARGE = 8193  # rows of the smallest batch that a cluster selects from, 1056 in a slice
 
 
 def assert_selection_is_right(actual: SelectionResults, losses: Array, **settings: Any) -> None:
@@ -49,7 +49,7 @@ def test_the_choice_equals_a_stable_sort(kernels: HostKernels, real: Any, rows: 
 
 
 @pytest.mark.parametrize("real", [np.float32, np.float64])
-@pytest.mark.parametrize("rows", [130, 5000])
+@pytest.mark.parametrize("rows", [130, 5000, 9000])
 def test_every_k_of_losses_that_repeat(kernels: HostKernels, real: Any, rows: int) -> None:
     losses = np.random.default_rng(0).integers(-2, 4, rows).astype(real)
     losses[losses == 0] = np.where(np.arange((losses == 0).sum()) % 2, 0.0, -0.0)  # -0 and +0 tie
@@ -121,10 +121,11 @@ def test_how_many_rows_a_forget_rate_keeps(kernels: HostKernels, rows: int, forg
 
 
 @pytest.mark.parametrize(
-    ("rows", "threads"), [(1, 32), (100, 416), (256, 1024), (257, 288), (2500, 640), (4096, 1024), (20000, 640)]
+    ("rows", "threads"),
+    [(1, 32), (100, 416), (256, 1024), (257, 64), (2500, 320), (8192, 1024), (20000, 320), (10**6, 1024)],
 )
 def test_a_selection_has_as_many_threads_as_its_rows_occupy(kernels: HostKernels, rows: int, threads: int) -> None:
-    """By counting four for a row; by radix one for four rows of a block, and one for every counter at least."""
+    """By counting four for a row; by radix one for eight rows of a block."""
     kernels.select_small_loss(np.arange(rows, dtype=np.float32), num_keep=1)
     assert [launch.threads for launch in kernels.take_launches()] == [threads]
 
@@ -133,7 +134,7 @@ def test_a_selection_has_as_many_threads_as_its_rows_occupy(kernels: HostKernels
 def test_the_choice_does_not_depend_on_the_size_of_the_block(kernels: HostKernels, threads: int) -> None:
     kernels.set_limits(most_threads=threads)
     rng = np.random.default_rng(4)
-    for rows in (100, 256, 777, 9001):
+    for rows in (100, 256, 777, 10001):
         losses = np.round(rng.normal(size=rows), 1).astype(np.float32)
         actual = kernels.select_small_loss(losses, forget_rate=0.4, mean_of=losses)
         assert_selection_is_right(actual, losses, forget_rate=0.4, mean_of=losses)
@@ -145,7 +146,7 @@ def test_the_choice_does_not_depend_on_the_size_of_the_block(kernels: HostKernel
 @pytest.mark.parametrize("real", [np.float32, np.float64])
 @pytest.mark.parametrize("blocks", [1, 2, 3, 8])
 def test_the_choice_does_not_depend_on_the_blocks_of_the_cluster(kernels: HostKernels, real: Any, blocks: int) -> None:
-    """Fewer blocks than there are in a cluster also have more keys each than they hold in shared memory."""
+    """Each has more keys than its registers hold."""
     kernels.set_limits(most_threads=64, most_blocks=blocks)
     rng = np.random.default_rng(blocks)
     losses = np.round(rng.normal(size=17000), 2).astype(real)  # ties in every slice
@@ -165,7 +166,7 @@ def test_a_cluster_finds_one_differing_prediction_in_any_slice(kernels: HostKern
     assert_selection_is_right(kernels.select_small_loss(losses, **settings), losses, **settings)
 
 
-@pytest.mark.parametrize("k", [1, 500, 544, 545, 3000, LARGE - 1])
+@pytest.mark.parametrize("k", [1, 500, 1056, 1057, 3000, LARGE - 1])
 def test_a_cluster_takes_ties_in_the_order_of_its_slices(kernels: HostKernels, k: int) -> None:
     chosen = kernels.select_small_loss(np.full(LARGE, 0.25, np.float32), num_keep=k).selected
     np.testing.assert_array_equal(chosen, np.arange(LARGE) < k)

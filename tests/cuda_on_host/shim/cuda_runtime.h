@@ -149,6 +149,8 @@ inline int __any_sync(unsigned mask, int predicate) {
 inline unsigned atomicAdd(unsigned* counter, unsigned value) { return cuda_on_host::add_atomically(counter, value); }
 
 inline int __ffs(unsigned bits) { return __builtin_ffs(static_cast<int>(bits)); }
+inline int __clz(int bits) { return bits == 0 ? 32 : __builtin_clz(static_cast<unsigned>(bits)); }
+inline int __clzll(long long bits) { return bits == 0 ? 64 : __builtin_clzll(static_cast<unsigned long long>(bits)); }
 inline int __popc(unsigned bits) { return __builtin_popcount(bits); }
 inline double __dmul_rn(double a, double b) { return a * b; }  // the host fuses nothing without -mfma
 inline float __int_as_float(int bits) { return cuda_on_host::value_of<float>(static_cast<uint32_t>(bits)); }
