@@ -41,7 +41,7 @@ class Mapping:
         return f"{self.lanes} x {self.columns}, {self.threads} threads" if self.lanes else "a block"
 
 
-TODAY = (Mapping(4, 8, 128), Mapping(32, 8, 128), Mapping(32, 32, 128))
+TODAY = (Mapping(4, 4, 128), Mapping(4, 8, 128), Mapping(32, 8, 128), Mapping(32, 32, 128))
 CANDIDATES = tuple(
     dict.fromkeys(
         [
@@ -49,7 +49,7 @@ CANDIDATES = tuple(
             *(
                 Mapping(lanes, columns, threads)
                 for lanes in (2, 4, 8, 16, 32)
-                for columns in (8, 16, 32)
+                for columns in (4, 8, 16, 32)
                 for threads in (128, 256)
             ),
         ]
@@ -84,8 +84,8 @@ def compile_program(
     target = folder / f"tune_{dtype}"
     defines = [
         f"-DJF_LOGIT={CXX_TYPES[dtype]}",
-        f"-DJF_SHORT_ROWS={candidates.index(TODAY[0])}",
-        f"-DJF_WARP_ROWS={candidates.index(TODAY[1])}",
+        f"-DJF_SHORT_ROWS={candidates.index(TODAY[1])}",
+        f"-DJF_WARP_ROWS={candidates.index(TODAY[2])}",
     ]
     command = [nvcc, "-O3", "-std=c++20", *flags, *defines, f"-I{csrc}", str(HERE / "tune_mapping.cu")]
     subprocess.run([*command, "-o", str(target)], check=True)

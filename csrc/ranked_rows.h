@@ -33,6 +33,17 @@ JF_INLINE typename OrderBits<Real>::type order_key(Real loss) {
   return bits ^ (all_if_negative | sign);
 }
 
+// The loss of a key, but for the sign of a zero.
+template <class Real>
+JF_INLINE Real loss_of_key(typename OrderBits<Real>::type key) {
+  using Bits = typename OrderBits<Real>::type;
+  constexpr Bits sign = Bits{1} << (sizeof(Bits) * 8 - 1);
+  const Bits bits = key ^ ((key & sign) != 0 ? sign : ~Bits{0});
+  Real loss;
+  std::memcpy(&loss, &bits, sizeof(loss));
+  return loss;
+}
+
 template <class Real>
 JF_INLINE bool is_finite(Real x) {
   return x - x == Real(0);

@@ -94,7 +94,7 @@ __device__ __forceinline__ void select_by_counting(const SelectionParams& params
     if (lane != 0 || row >= rows) continue;
     const bool chosen = key != Rows::kNoCandidate && before < k;
     params.selected[row] = chosen;
-    if (chosen && params.mean_of != nullptr) share += static_cast<double>(value_of<Real>(params, row));
+    if (chosen && params.mean_of != nullptr) share += static_cast<double>(value_of<Real>(params, row, key));
   }
   const double sum = sum_of_block(params, share, scratch.sums);
   if (threadIdx.x == 0) write_numbers<Real>(params, k, eligible, finite, sum);

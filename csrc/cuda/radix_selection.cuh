@@ -328,7 +328,7 @@ __device__ __forceinline__ double write_choice(const SelectionParams& params, co
       Real values[Keys::kRows] = {};  // all under way before the first is added
 #pragma unroll
       for (int i = 0; i < Keys::kRows; ++i) {
-        if (chosen >> i & 1) values[i] = value_of<Real>(params, rows.first + i * rows.step);
+        if (chosen >> i & 1) values[i] = value_of<Real>(params, rows.first + i * rows.step, keys[i]);
       }
 #pragma unroll
       for (int i = 0; i < Keys::kRows; ++i) share += static_cast<double>(values[i]);

@@ -42,16 +42,18 @@ cudaError_t with_vector_width(IsAligned is_aligned, Body body) {
 
 // --- mapping --------------------------------------------------------------------------------------------------------
 
+// Whether a lane's columns are whole chunks of such logits, and fit into its registers.
 template <class Logit>
-constexpr bool fits_registers(const RowMapping& mapping) {
-  return mapping.columns * static_cast<int>(sizeof(RealOf<Logit>)) <= kRegisterBytes;
+constexpr bool is_mapping_of(const RowMapping& mapping) {
+  return mapping.columns % kChunk<Logit> == 0 &&
+         mapping.columns * static_cast<int>(sizeof(RealOf<Logit>)) <= kRegisterBytes;
 }
 
 // The line of the table for rows of this many classes, or kMappings: a block loops over each row.
 template <class Logit>
 int mapping_of(int64_t classes) {
   for (int i = 0; i < kMappings; ++i) {
-    if (classes <= kRowMappings[i].classes_up_to && fits_registers<Logit>(kRowMappings[i])) return i;
+    if (classes <= kRowMappings[i].classes_up_to && is_mapping_of<Logit>(kRowMappings[i])) return i;
   }
   return kMappings;
 }
@@ -76,7 +78,7 @@ cudaError_t launch_by_mapping(const Params& params, cudaStream_t stream, ForRegi
   const LogitPair& pair = params.pair;
   const int mapping = mapping_of<Logit>(pair.classes);
   if (mapping == kMappings) return launch(looping, pair.rows, kBlockRowThreads, stream, After::everything, params);
-  constexpr auto exists = [](auto i) { return fits_registers<Logit>(kRowMappings[decltype(i)::value]); };
+  constexpr auto exists = [](auto i) { return is_mapping_of<Logit>(kRowMappings[decltype(i)::value]); };
   return with_mapping<0>(mapping, exists, [&](auto index) {
     constexpr RowMapping line = kRowMappings[decltype(index)::value];
     const int64_t blocks = divide_up(pair.rows, line.threads / line.lanes);
@@ -106,7 +108,10 @@ template <class Logit>
 cudaError_t launch_rows_and_selection(const RowParams& rows, const SelectionParams& selection, cudaStream_t stream) {
   const auto aligned = [&](int64_t bytes) { return rows_are_aligned<Logit>(rows.pair, bytes); };
   return with_vector_width<Logit>(aligned, [&](auto width) {
-    constexpr auto exists = [](auto i) { return kRowMappings[decltype(i)::value].columns <= kSingleBlockColumns; };
+    constexpr auto exists = [](auto i) {
+      constexpr RowMapping line = kRowMappings[decltype(i)::value];
+      return is_mapping_of<Logit>(line) && line.columns <= kSingleBlockColumns;
+    };
     return with_mapping<0>(mapping_of<Logit>(rows.pair.classes), exists, [&](auto index) {
       const int64_t lanes = rows.pair.rows * kRowMappings[decltype(index)::value].lanes;
       return launch(rows_and_selection_by_block<Logit, decltype(index)::value, decltype(width)::value>, 1,

@@ -12,7 +12,11 @@ struct RowMapping {
   int threads;  // in a block
 };
 
-// A row in registers is read once. Each line's reason:
+// A row in registers is read once. A lane holds whole chunks of 16 bytes (kChunk), so that the first line is none for
+// half precision. Each line's reason:
+//   4 x 4:   10 and 14 classes, as most of the paper's data sets have: a quarter of 600 instructions of the next line
+//   are
+//            for columns beyond 16 (counted from nvcc's code).
 //   4 x 8:   a 16-byte load a lane covers half-precision rows of 32 classes whole, and two shuffles reduce a row; a
 //            warp per row would leave 22 of its 32 lanes idle at 10 classes.
 //   32 x 8:  CIFAR-100 and the like: 16 logits a lane, so that many warps fit on a multiprocessor.
@@ -21,6 +25,7 @@ struct RowMapping {
 // The limits follow from the register file; which of two neighbours is faster near its limit is not measured yet:
 // `python benchmarks/tune_mapping.py` measures it on the GPU at hand, and prints this table and the limits below.
 constexpr RowMapping kRowMappings[] = {
+    {16, 4, 4, 128},
     {32, 4, 8, 128},
     {256, 32, 8, 128},
     {1024, 32, 32, 128},
@@ -34,8 +39,8 @@ constexpr int kGradientBlocks = 4;  // of them at once, of the gradient: 64 regi
 constexpr int kRegisterBytes = 128;
 
 // One launch does rows and selection where one block needs at most this many rounds over the batch: by then its rounds
-// cost about what a second, linked launch does (estimated, not measured). Its table lines are those of 8 columns a
-// lane, which fit into the 64 registers that a thread of a full block may have.
+// cost about what a second, linked launch does (estimated, not measured). Its table lines are those of up to 8 columns
+// a lane, which fit into the 64 registers that a thread of a full block may have.
 constexpr int kSingleBlockRounds = 4;
 constexpr int kSingleBlockColumns = 8;
 

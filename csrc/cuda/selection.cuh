@@ -30,10 +30,11 @@ __device__ __forceinline__ bool any_differ_in(const SelectionParams& params, Sli
   return __syncthreads_or(found) != 0;
 }
 
-// What a chosen row adds to the sum whose mean is wanted.
+// What a chosen row adds to the sum whose mean is wanted: mostly its loss, which its key still holds.
 template <class Real>
-__device__ __forceinline__ Real value_of(const SelectionParams& params, int64_t row) {
-  return static_cast<const Real*>(params.mean_of)[row];
+__device__ __forceinline__ Real value_of(const SelectionParams& params, int64_t row,
+                                         typename OrderBits<Real>::type key) {
+  return params.mean_of == params.losses ? loss_of_key<Real>(key) : static_cast<const Real*>(params.mean_of)[row];
 }
 
 // The sum over the block of each thread's share, for thread 0; nothing is waited for where no mean is wanted. Every

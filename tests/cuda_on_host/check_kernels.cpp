@@ -261,7 +261,7 @@ constexpr int64_t kRowsOfLoops = 8192 + 8;
 template <class Logit>
 void check_type() {
   constexpr int64_t widest = 16 / sizeof(Logit);
-  for (const int64_t classes : {10, 100, 300, 1100}) {
+  for (const int64_t classes : {10, 20, 100, 300, 1100}) {
     const int64_t stride = (classes + widest - 1) / widest * widest;
     check_batch<Logit>(5, classes, stride, 0, false);
     if (sizeof(Logit) == 2) check_batch<Logit>(5, classes, stride, 2, false);

@@ -15,7 +15,7 @@ from kernel_inputs import CXX_NAMES, DTYPES_AND_WIDTHS, in_memory, random_pair, 
 Array = np.ndarray[Any, Any]
 
 # Both sides of each limit of the mapping table, one class, and rows that end within a vector.
-CLASSES = [1, 2, 10, 14, 31, 32, 33, 100, 255, 256, 257, 1000, 1024, 1025, 4099]
+CLASSES = [1, 2, 10, 14, 16, 17, 31, 32, 33, 100, 255, 256, 257, 1000, 1024, 1025, 4099]
 
 
 def kernel_of(step: str, dtype: str, classes: int, width: int) -> str:
@@ -24,7 +24,8 @@ def kernel_of(step: str, dtype: str, classes: int, width: int) -> str:
     longest = 256 if dtype == "float64" else 1024
     if classes > longest:
         return f"{step}_by_block<{name}, {width}>"
-    return f"{step}_in_registers<{name}, {0 if classes <= 32 else 1 if classes <= 256 else 2}, {width}>"
+    limits = (16 if dtype in ("float32", "float64") else 0, 32, 256)
+    return f"{step}_in_registers<{name}, {sum(classes > limit for limit in limits)}, {width}>"
 
 
 def tolerance(dtype: str) -> float:
