@@ -20,6 +20,7 @@ from ..data.image_set import ImageList
 from ..engine.errors import RunError
 from ..engine.folder import history_in, read_whole_checkpoint
 from ..report.audit_page import audit_page
+from ..report.noise_matrix import draw_noise_matrices
 from ..report.screen import counted, say, say_subjects, warn
 from ..report.tables import csv_text, percent
 from ..report.thumbnails import data_uri, file_uri, image_file_uri, is_image
@@ -230,8 +231,6 @@ class AuditedRun:
 
     def draw_matrix(self, path: Path) -> None:
         """The noise matrix as a picture."""
-        from ..report.noise_matrix import draw_noise_matrices  # matplotlib takes half a second to import
-
         draw_noise_matrices({f"{self.title}, estimated": self.found.noise_matrix}, path, self.names)
 
     def page_text(self, matrix: Path, most: int) -> str:

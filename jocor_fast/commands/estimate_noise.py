@@ -14,6 +14,7 @@ from rich.console import Console
 from ..config import ConfigError, default_run_name, resolve
 from ..noise_estimate import estimate_noise
 from ..options import AUTO, OPTIONS
+from ..report.noise_matrix import draw_noise_matrices
 from ..report.screen import say, say_subjects, warm_up_progress
 from ..report.tables import percent
 from ..run_files import NOISE_ESTIMATE, NOISE_MATRIX
@@ -73,8 +74,6 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     buffer = io.BytesIO()
     np.save(buffer, found.transition)
     write_bytes(output / MATRIX, buffer.getvalue())
-    from ..report.noise_matrix import draw_noise_matrices  # matplotlib takes half a second to import
-
     draw_noise_matrices(
         {f"{task.dataset.name}, estimated": found.transition}, output / NOISE_MATRIX, task.dataset.class_names
     )

@@ -14,6 +14,8 @@ from ..data import DataError
 from ..data.arrays import user_path
 from ..engine.errors import RunError
 from ..report.comparison import ComparedRun, find_runs, grouped
+from ..report.curves import draw_comparison
+from ..report.noise_matrix import draw_noise_matrices, realised_matrix
 from ..report.screen import counted, say, say_subjects
 from ..run_files import COMPARISON, CONFIG, NOISE_MATRIX, read_json, read_summary
 from ..stored_run import task_of_run
@@ -45,14 +47,10 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     runs = list({run.folder.resolve(): run for run in found}.values())  # "runs runs/*" names each of them twice
     output = user_path(arguments.output)
     output.mkdir(parents=True, exist_ok=True)
-    from ..report.curves import draw_comparison  # matplotlib takes half a second to import
-
     draw_comparison(grouped(runs), output / COMPARISON)
     say_subjects(console, {counted(len(runs), "run"): str(output / COMPARISON)})
     matrices, classes = _noise_matrices(runs, arguments.data_root, console)
     if matrices:
-        from ..report.noise_matrix import draw_noise_matrices
-
         draw_noise_matrices(matrices, output / NOISE_MATRIX, classes)
         say_subjects(console, {"noise": str(output / NOISE_MATRIX)})
     return 0
@@ -72,8 +70,6 @@ def _noise_matrices(
 
     Where there is none, a line says why. Class names only where all matrices are of one data set.
     """
-    from ..report.noise_matrix import realised_matrix
-
     matrices: dict[str, np.ndarray] = {}
     names: dict[str, Sequence[str]] = {}
     for title, first in {run.data_title: run for run in reversed(runs)}.items():

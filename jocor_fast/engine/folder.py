@@ -17,6 +17,7 @@ import torch
 from jocor_fast.engine.errors import RunError
 from jocor_fast.engine.folder_lock import FolderLock
 from jocor_fast.engine.history import SampleStatistics
+from jocor_fast.report.curves import draw_curves
 from jocor_fast.run_files import (
     BAD_FILES,
     BEST,
@@ -92,8 +93,6 @@ class RunFolder:
 
     def write_curves(self, metrics: Sequence[Mapping[str, Any]]) -> None:
         """Draw curves.png."""
-        from jocor_fast.report.curves import draw_curves  # matplotlib takes a second to import
-
         with self._writing(CURVES):
             draw_curves(metrics, self.path / CURVES)
 

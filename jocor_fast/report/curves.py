@@ -1,6 +1,7 @@
 """Test accuracy and label precision against epochs, as in the paper's figures.
 
 Drawn with matplotlib's object interface on the Agg canvas: no display is needed, and a caller's pyplot is left alone.
+It is imported where something is drawn: that takes half a second, for which importing this package has no use.
 """
 
 from __future__ import annotations
@@ -10,16 +11,16 @@ import os
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 
 from ..whole_file import write_bytes
 from .results import mean_and_std
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 Metrics = Sequence[Mapping[str, Any]]
 
@@ -91,6 +92,9 @@ def as_drawn(text: str) -> str:
 
 def new_figure(width: float, height: float) -> Figure:
     """An empty figure of so many inches, on the Agg canvas."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
     return figure
@@ -147,6 +151,8 @@ def _draw_line(axis: Axes, runs: Sequence[Metrics], field: str, *, name: str, co
 
 
 def _finish(axis: Axes, label: str) -> None:
+    from matplotlib.ticker import MaxNLocator
+
     axis.set_ylabel(label)
     axis.grid(alpha=0.3)
     axis.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))  # a run of one epoch has one tick

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..successive_halving import SCORED_EPOCHS
+from .curves import new_figure, save_figure
 from .tables import TextTable, percent
 
 CSV_COLUMNS = ("co_lambda", "epoch", "val_accuracy", "kept")
@@ -90,8 +91,6 @@ def draw_search(result: SearchResult, curves: Mapping[float, Sequence[Mapping[st
     """
     from matplotlib import colormaps
     from matplotlib.ticker import MaxNLocator
-
-    from .curves import new_figure, save_figure
 
     figure = new_figure(9.0, 3.6)
     left, right = figure.subplots(1, 2, sharey=True)

@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-from matplotlib.axes import Axes
 
 from ..transition_estimate import pair_counts
 from .curves import as_drawn, new_figure, save_figure
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 PANEL_INCHES = 4.6
 NUMBERED_CLASSES = 12  # with more, a number in each field cannot be read

@@ -11,6 +11,7 @@ from ..engine.summary import last_mean
 from ..experiments import Cell
 from ..paper_results import PaperResult, paper_result
 from ..run_files import METRICS, read_error, read_metrics, read_summary
+from .curves import draw_comparison
 from .results import STD_DDOF, best_epoch, mean_and_std
 from .tables import TextTable, percent, percent_with_std
 
@@ -223,8 +224,6 @@ def _texts(result: CellResult, *, brief: bool) -> dict[str, str]:
 
 def draw_results(results: Sequence[CellResult], path: Path, title: str) -> None:
     """Test accuracy and label precision against epochs: a column a noise type, a line a method."""
-    from .curves import draw_comparison  # matplotlib takes half a second to import, and --help has no use for it
-
     panels: dict[str, dict[str, list[list[dict[str, Any]]]]] = {}
     for result in results:
         methods = panels.setdefault(result.cell.noise.title, {})
