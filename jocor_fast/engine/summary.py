@@ -1,12 +1,13 @@
-"""What summary.json says of the epochs of a run."""
+"""The figures that are quoted of a run, from its lines of metrics.jsonl, and of several runs together."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from statistics import fmean
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import fmean, stdev
 from typing import Any
 
 AVERAGED_EPOCHS = 10  # the paper: "the average over the last ten epochs"
+STD_DDOF = 1  # the sample standard deviation: five runs stand for the runs one might have made
 
 
 def last_mean(metrics: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -36,3 +37,20 @@ def best_by_validation(metrics: Sequence[Mapping[str, Any]]) -> dict[str, Any] |
         return None
     best = max(scored, key=lambda line: line["val_accuracy"])  # the first of equals
     return {name: best[name] for name in ("epoch", "val_accuracy", "test_accuracy")}
+
+
+def best_epoch(metrics: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
+    """The line with the highest test accuracy (the first of several), None where there are no test labels.
+
+    It looks at test labels, so it is shown beside a result and never is one.
+    """
+    tested = [line for line in metrics if line.get("test_accuracy") is not None]
+    return max(tested, key=lambda line: line["test_accuracy"], default=None)
+
+
+def mean_and_std(values: Iterable[float]) -> tuple[float | None, float | None]:
+    """Mean and sample standard deviation (ddof 1); (None, None) of nothing, (value, None) of one value."""
+    numbers = list(values)
+    if not numbers:
+        return None, None
+    return fmean(numbers), stdev(numbers) if len(numbers) > STD_DDOF else None

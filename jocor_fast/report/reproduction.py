@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..engine.summary import last_mean
+from ..engine.summary import STD_DDOF, best_epoch, last_mean, mean_and_std
 from ..experiments import Cell
 from ..paper_results import PaperResult, paper_result
 from ..run_files import METRICS, read_error, read_metrics, read_summary
 from .curves import draw_comparison
-from .results import STD_DDOF, best_epoch, mean_and_std
 from .tables import TextTable, percent, percent_with_std
 
 CSV_COLUMNS = (

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from .results import best_epoch
+from ..engine.summary import best_epoch
 from .tables import NOT_AVAILABLE, TextTable, percent
 
 REFRESH_SECONDS = 0.1  # a step can take a third of a millisecond: drawing each would cost more than the step
