@@ -1,8 +1,9 @@
-"""Arrays in .npy, .npz and .pt files, read without ever running code that a file holds."""
+"""Files of a user's: arrays in .npy, .npz and .pt, read without ever running code that a file holds; rows of .csv."""
 
 from __future__ import annotations
 
 import contextlib
+import csv
 import os
 import re
 import warnings
@@ -55,6 +56,19 @@ def reading(path: str | os.PathLike[str], kind: str) -> Iterator[None]:
         raise DataError(f"{name} cannot be read as {kind}: {error.strerror or error}") from error
     except Exception as error:  # zipfile, zlib, pickle, NumPy and torch have an error class each, and borrow others
         raise DataError(f"{name} is not {kind}: {_reason(error)}") from error
+
+
+def csv_rows(path: str | os.PathLike[str], errors: str = "surrogateescape") -> Iterator[tuple[int, list[str]]]:
+    """The rows of a .csv file that are not blank, each with the number of its line; DataError as for `reading`."""
+    with (
+        reading(path, "a .csv file in UTF-8"),
+        open(path, newline="", encoding="utf-8-sig", errors=errors) as file,
+    ):
+        rows = csv.reader(file, strict=True)
+        try:
+            yield from ((rows.line_num, row) for row in rows if row)
+        except csv.Error as error:
+            raise DataError(f"{os.fspath(path)}, line {rows.line_num}: {error}") from None
 
 
 def read_npy(path: str | os.PathLike[str]) -> np.ndarray:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import csv
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from jocor_fast.data.arrays import reading
+from jocor_fast.data.arrays import csv_rows, reading
 from jocor_fast.data.classes import number_classes
 from jocor_fast.data.dataset import DataError
 from jocor_fast.data.image_set import IMAGE_SUFFIXES, ImageDataset, ImageList
@@ -60,7 +59,7 @@ def load_csv(path: Path, name: str) -> ImageDataset:
     Raises:
         DataError: the list is absent or a line of it wrong; the sentence names the line.
     """
-    rows = list(_csv_rows(path))
+    rows = list(_checked_rows(path))
     parts: dict[str, _Images] = {part: [] for part in PARTS}
     truth: list[str] = []
     for row in rows:
@@ -154,33 +153,22 @@ def images_below(folder: str, written: list[str]) -> Iterator[str]:
             yield entry.path
 
 
-def _csv_rows(path: Path) -> Iterator[dict[str, str]]:
+def _checked_rows(path: Path) -> Iterator[dict[str, str]]:
     """The rows as {column: cell}, checked."""
-    with (
-        reading(path, "a .csv file in UTF-8"),
-        open(path, newline="", encoding="utf-8-sig", errors="surrogateescape") as file,
-    ):
-        rows = csv.reader(file, strict=True)
-        try:
-            header = [name.strip() for name in next(rows, [])]
-            known = {"path", "label", "clean", "split"}
-            if not {"path", "label"} <= set(header) <= known or len(set(header)) < len(header):
-                raise DataError(
-                    f"{path}, line 1: the header must be path,label, then clean or split or both, "
-                    f"got {','.join(header)!r}"
-                )
-            seen: dict[str, int] = {}
-            for cells in rows:
-                if not cells:
-                    continue
-                line = rows.line_num
-                row = {name: cell.strip() for name, cell in zip(header, cells, strict=False)}
-                _check_row(f"{path}, line {line}", row, cells, header)
-                if seen.setdefault(row["path"], line) != line:
-                    raise DataError(f"{path}, line {line}: {row['path']} stands in line {seen[row['path']]} already")
-                yield row
-        except csv.Error as error:
-            raise DataError(f"{path}, line {rows.line_num}: {error}") from None
+    rows = csv_rows(path)
+    header = [name.strip() for name in next(rows, (1, []))[1]]
+    known = {"path", "label", "clean", "split"}
+    if not {"path", "label"} <= set(header) <= known or len(set(header)) < len(header):
+        raise DataError(
+            f"{path}, line 1: the header must be path,label, then clean or split or both, got {','.join(header)!r}"
+        )
+    seen: dict[str, int] = {}
+    for line, cells in rows:
+        row = {name: cell.strip() for name, cell in zip(header, cells, strict=False)}
+        _check_row(f"{path}, line {line}", row, cells, header)
+        if seen.setdefault(row["path"], line) != line:
+            raise DataError(f"{path}, line {line}: {row['path']} stands in line {seen[row['path']]} already")
+        yield row
 
 
 def _check_row(where: str, row: dict[str, str], cells: Sequence[str], header: Sequence[str]) -> None:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import csv
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from jocor_fast.data.arrays import NpzArchive, read_npy, read_pt, reading, split_key, user_path
+from jocor_fast.data.arrays import NpzArchive, csv_rows, read_npy, read_pt, split_key, user_path
 from jocor_fast.data.classes import LabelError, class_numbers
 from jocor_fast.data.dataset import DataError
 
@@ -153,7 +152,7 @@ def _read_columns(spec: str, num_samples: int, errors: str) -> tuple[_Column, _C
 
 
 def _read_csv(path: Path, num_samples: int, errors: str) -> tuple[_Column, _Column | None]:
-    rows = _csv_rows(path, errors)
+    rows = csv_rows(path, errors)
     _, header = next(rows, (1, []))
     names = [name.strip() for name in header]
     if sorted(names) not in (["id", "label"], ["clean", "id", "label"]):
@@ -174,16 +173,3 @@ def _read_csv(path: Path, num_samples: int, errors: str) -> tuple[_Column, _Colu
         raise DataError(f"{path} must hold each id of 0 … {num_samples - 1} once, but {lines.index(0)} is missing")
     columns = {name: _Column(str(path), [row[i] for row in cells], lines) for i, name in enumerate(names)}
     return columns["label"], columns.get("clean")
-
-
-def _csv_rows(path: Path, errors: str) -> Iterator[tuple[int, list[str]]]:
-    """The rows that are not blank, each with the number of its line."""
-    with (
-        reading(path, "a .csv file in UTF-8"),
-        open(path, newline="", encoding="utf-8-sig", errors=errors) as file,
-    ):
-        rows = csv.reader(file, strict=True)
-        try:
-            yield from ((rows.line_num, row) for row in rows if row)
-        except csv.Error as error:
-            raise DataError(f"{path}, line {rows.line_num}: {error}") from None
