@@ -49,10 +49,21 @@ def seeded_generators(seed: int, device: torch.device) -> Iterator[None]:
     Initial weights and dropout draw from them. NumPy's and Python's generators are left alone.
     """
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        torch.default_generator.manual_seed(seed)  # torch.manual_seed would reach the generators of all GPUs
-        if device.type == "cuda":
-            torch.cuda.default_generators[device.index].manual_seed(seed)
+        seed_generators(seed, device)
         yield
+
+
+def seed_generators(seed: int, device: torch.device) -> None:
+    """Seed torch's own generators, on the CPU and on the run's device."""
+    torch.default_generator.manual_seed(seed)  # torch.manual_seed would reach the generators of all GPUs
+    if device.type == "cuda":
+        torch.cuda.default_generators[device.index].manual_seed(seed)
+
+
+def derived_seed(seed: int, *purpose: int) -> int:
+    """A seed for another purpose, in [0, 2⁶³), by NumPy's SeedSequence, which is the same everywhere."""
+    (word,) = np.random.SeedSequence([seed, *purpose]).generate_state(1, np.uint64)
+    return int(word >> np.uint64(1))
 
 
 @contextlib.contextmanager
@@ -72,14 +83,6 @@ def own_modes(device: torch.device) -> Iterator[None]:
             yield
     finally:
         torch.set_default_dtype(default)
-
-
-def seed_beside_first(seed: int, rank: int, device: torch.device) -> None:
-    """Give process `rank` ≥ 1 of a run dropout masks of its own: torch's generators, seeded by NumPy's SeedSequence."""
-    (word,) = np.random.SeedSequence([seed, 3, rank]).generate_state(1, np.uint64)
-    torch.default_generator.manual_seed(int(word >> np.uint64(1)))
-    if device.type == "cuda":
-        torch.cuda.default_generators[device.index].manual_seed(int(word >> np.uint64(1)))
 
 
 def describe_environment(device: torch.device) -> dict[str, Any]:

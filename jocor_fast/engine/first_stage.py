@@ -4,26 +4,20 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
+from jocor_fast.engine.environment import derived_seed
 from jocor_fast.engine.evaluate import EVALUATION_BATCH
 from jocor_fast.engine.networks import evaluating
 from jocor_fast.engine.samples import InputSource
 from jocor_fast.engine.settings import TrainSettings
 from jocor_fast.transition_estimate import anchor_percentile, estimate_transition
 
-NAME = "standard"  # of its method
-
 
 def first_stage_settings(settings: TrainSettings) -> TrainSettings:
-    """Those of the whole run but for the method and the seed, which is its own: the stages share no weights, no order.
-
-    The seed follows from the run's through NumPy's SeedSequence, which is the same everywhere.
-    """
-    (word,) = np.random.SeedSequence([settings.seed, 2]).generate_state(1, np.uint64)
-    return replace(settings, method=NAME, seed=int(word >> np.uint64(1)))
+    """Those of the whole run but for the method and the seed: the stages share no weights, no order."""
+    return replace(settings, method="standard", seed=derived_seed(settings.seed, 2))
 
 
 @torch.no_grad()

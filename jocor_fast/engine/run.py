@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from jocor_fast import arguments
-from jocor_fast.engine.environment import own_modes, resolve_device, seed_beside_first, seeded_generators
+from jocor_fast.engine.environment import derived_seed, own_modes, resolve_device, seed_generators, seeded_generators
 from jocor_fast.engine.first_stage import first_stage_settings
 from jocor_fast.engine.networks import NetworkSource, build_networks
 from jocor_fast.engine.processes import ALONE, Processes
@@ -111,8 +111,8 @@ def fit(
     with own_modes(device), seeded_generators(settings.seed, device):
         count = METHODS[settings.method].num_networks
         modules = build_networks(networks, count, settings.method, device)
-        if not processes.first:
-            seed_beside_first(settings.seed, processes.rank, device)
+        if not processes.first:  # dropout masks of its own
+            seed_generators(derived_seed(settings.seed, 3, processes.rank), device)
         labels = {"training": train.labels, "clean": train.clean_labels}
         labels |= {name: None if data is None else data.labels for name, data in (("test", test), ("validation", val))}
         processes.check_agreement(
