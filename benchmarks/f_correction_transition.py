@@ -23,7 +23,8 @@ import torch
 from torch import Tensor
 
 import jocor_fast as jf
-from jocor_fast.data import Dataset, load_dataset
+from jocor_fast.data.catalogue import load_dataset
+from jocor_fast.data.dataset import Dataset
 from jocor_fast.models import mlp
 from jocor_fast.report.tables import TextTable
 from jocor_fast.transition_estimate import anchor_percentile, estimate_transition

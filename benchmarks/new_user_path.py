@@ -20,7 +20,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from jocor_fast.data import Dataset, load_dataset
+from jocor_fast.data.catalogue import load_dataset
+from jocor_fast.data.dataset import Dataset
 from jocor_fast.report.tables import TextTable
 from record import machine
 

@@ -22,7 +22,8 @@ from pathlib import Path
 from torch import nn
 
 import jocor_fast as jf
-from jocor_fast.data import Dataset, load_dataset
+from jocor_fast.data.catalogue import load_dataset
+from jocor_fast.data.dataset import Dataset
 from jocor_fast.models import mlp
 
 RESULTS = Path(__file__).parent / "results"

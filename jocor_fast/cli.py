@@ -25,7 +25,7 @@ from . import __version__
 from ._command import answer_interrupts
 from .commands import audit, estimate_noise, info, plot, predict, prepare, reproduce, search_lambda, train
 from .config import ConfigError, closest_option
-from .data import DataError
+from .data.dataset import DataError
 from .engine.errors import RunError
 from .engine.processes import FailedElsewhere, launched_together, speaks
 from .report.screen import in_one_line, listed, warn

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import shtab
 
-from .data import DATASETS
+from .data.catalogue import DATASETS
 from .experiments import EXPERIMENTS
 from .options import OPTIONS
 

@@ -19,8 +19,10 @@ from typing import Any, Literal
 
 import torch
 
-from .data import CLOTHING1M, CSV_PREFIX, FOLDER_PREFIX, NPZ_PREFIX, DataError, holds_files
 from .data.arrays import user_path
+from .data.catalogue import CSV_PREFIX, FOLDER_PREFIX, NPZ_PREFIX, holds_files
+from .data.clothing1m import CLOTHING1M
+from .data.dataset import DataError
 from .engine.errors import RunError
 from .engine.settings import TrainSettings
 from .experiments import PRESETS, PUBLISHED_CO_LAMBDA, preset_co_lambda

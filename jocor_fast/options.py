@@ -11,8 +11,9 @@ from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields
 from typing import Any, Literal
 
-from .data import DATASETS, LOADERS, NORMALISATIONS
-from .data.preprocessing import CROP
+from .data.catalogue import DATASETS
+from .data.loaders import LOADERS
+from .data.preprocessing import CROP, NORMALISATIONS
 from .engine.settings import AUGMENTATIONS, OPTIMIZERS, PRECISIONS, SCOPES, TrainSettings
 from .methods import METHODS
 from .noise import NOISE_KINDS

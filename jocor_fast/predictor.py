@@ -15,9 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from .data import DataError, ImageDataset
 from .data.arrays import NpzArchive, read_npy, split_key
+from .data.dataset import DataError
 from .data.image_file import BadImage, decode_by_pillow, read_bytes
+from .data.image_set import ImageDataset
 from .data.npz import as_inputs
 from .data.pillow_decoder import PillowDecoder
 from .data.preprocessing import CENTRE, Preprocessing

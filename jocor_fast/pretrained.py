@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .data import DataError
 from .data.arrays import read_saved, user_path
+from .data.dataset import DataError
 
 DEFAULT = "default"
 # Under which training scripts keep a network's weights; the first and the last are of ours, in this order.

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from .config import resolve
-from .data import CSV_PREFIX, FOLDER_PREFIX, NPZ_PREFIX, holds_files
 from .data.arrays import split_key
+from .data.catalogue import CSV_PREFIX, FOLDER_PREFIX, NPZ_PREFIX, holds_files
 from .engine.errors import RunError
 from .options import OPTIONS
 from .pretrained import DEFAULT

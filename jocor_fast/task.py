@@ -15,9 +15,13 @@ import torch
 from torch import nn
 
 from .config import Config, ConfigError
-from .data import DataError, Dataset, ImageDataset, choose_loader, load_dataset, read_labels
 from .data.bad_files import BadFiles
+from .data.catalogue import load_dataset
+from .data.dataset import DataError, Dataset
+from .data.image_set import ImageDataset
 from .data.image_source import ImageInputs
+from .data.labels import read_labels
+from .data.loaders import choose_loader
 from .data.preprocessing import Preprocessing
 from .engine.environment import resolve_device
 from .engine.run import EvalData, TrainData

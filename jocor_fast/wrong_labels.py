@@ -18,17 +18,14 @@ from __future__ import annotations
 import math
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from jocor_fast.data.arrays import user_path
 from jocor_fast.engine.folder import read_history
 from jocor_fast.engine.history import SampleStatistics
+from jocor_fast.engine.run import Run
 from jocor_fast.transition_estimate import pair_counts, rows_of_counts
-
-if TYPE_CHECKING:
-    from jocor_fast.engine.run import Run
 
 LEAST_PROBABILITY = 0.01  # ε
 WRONG = 0.5  # a label with a score above is taken for wrong

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from image_cases import damage, encoded, loaded, picture, write_clothing1m
-from jocor_fast.data import DataError
 from jocor_fast.data.bad_files import BadFiles
+from jocor_fast.data.dataset import DataError
 from jocor_fast.data.image_set import MOST_TRIED, ImageList
 from jocor_fast.data.image_source import BATCHES_AHEAD, ImageSource
 from jocor_fast.data.preprocessing import Preprocessing

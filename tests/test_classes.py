@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jocor_fast.data import class_numbers, label_values, number_classes
+from jocor_fast.data.classes import class_numbers, label_values, number_classes
 
 
 def test_labels_without_a_table_are_left_alone():

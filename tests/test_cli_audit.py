@@ -19,7 +19,8 @@ from engine_cases import blobs, small_tanh
 from image_cases import write_clothing1m
 from jocor_fast.cli import main
 from jocor_fast.config import resolve
-from jocor_fast.data import ImageDataset, read_labels
+from jocor_fast.data.image_set import ImageDataset
+from jocor_fast.data.labels import read_labels
 from jocor_fast.engine.history import SampleHistory
 from jocor_fast.methods import StepLoss
 from jocor_fast.task import build_task

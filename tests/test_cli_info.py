@@ -11,7 +11,7 @@ import torch
 
 import jocor_fast as jf
 from jocor_fast.cli import main
-from jocor_fast.data import find_dataset
+from jocor_fast.data.catalogue import find_dataset
 
 MNIST = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from jocor_fast.cli import COMMANDS, SHELLS, main
-from jocor_fast.data import DATASETS
+from jocor_fast.data.catalogue import DATASETS
 from jocor_fast.options import OPTIONS
 
 

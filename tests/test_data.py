@@ -13,8 +13,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jocor_fast.data import DATASETS, DataError, Dataset, default_root, load_dataset
 from jocor_fast.data import idx as idx_module
+from jocor_fast.data.catalogue import DATASETS, default_root, load_dataset
+from jocor_fast.data.dataset import DataError, Dataset
 from jocor_fast.data.download import DownloadError, download
 from jocor_fast.data.idx import read_idx
 

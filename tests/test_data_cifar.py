@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jocor_fast.data import DataError, Dataset, load_dataset
+from jocor_fast.data.catalogue import load_dataset
+from jocor_fast.data.dataset import DataError, Dataset
 
 BATCHES = {
     "cifar10": ("cifar-10-batches-py", [f"data_batch_{n}" for n in range(1, 6)] + ["test_batch"], "labels", 10),

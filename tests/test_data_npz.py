@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from jocor_fast.data import DataError, Dataset, load_dataset
+from jocor_fast.data.catalogue import load_dataset
+from jocor_fast.data.dataset import DataError, Dataset
 from jocor_fast.data.npz import load_npz_dataset
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (4, 5, 6)).astype(np.uint8)

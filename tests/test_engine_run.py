@@ -26,7 +26,8 @@ from engine_cases import (
     trainer,
     without_timings,
 )
-from jocor_fast.data import DataError, load_dataset
+from jocor_fast.data.catalogue import load_dataset
+from jocor_fast.data.dataset import DataError
 from jocor_fast.engine.plan import plan_epoch
 from jocor_fast.engine.run import EpochEvent, EvalData, TrainData, fit
 from jocor_fast.engine.settings import TrainSettings

@@ -19,7 +19,7 @@ from torch import nn
 
 import jocor_fast as jf
 from children import python
-from jocor_fast.data import load_dataset
+from jocor_fast.data.catalogue import load_dataset
 from jocor_fast.models import mlp
 from jocor_fast.noise import corrupt, symmetric
 

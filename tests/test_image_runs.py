@@ -17,9 +17,9 @@ from torch import Tensor
 from engine_cases import pair_of, same_bits, settings, without_timings
 from image_cases import damage, encoded, loaded, picture, write_clothing1m
 from jocor_fast.cli import main
-from jocor_fast.data import ImageDataset, load_dataset
 from jocor_fast.data.bad_files import BadFiles
-from jocor_fast.data.image_set import ImageList
+from jocor_fast.data.catalogue import load_dataset
+from jocor_fast.data.image_set import ImageDataset, ImageList
 from jocor_fast.data.image_source import ImageInputs
 from jocor_fast.data.preprocessing import CROP, Preprocessing
 from jocor_fast.engine.first_stage import estimate_from_network

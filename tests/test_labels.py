@@ -15,7 +15,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jocor_fast.data import DataError, read_labels
+from jocor_fast.data.dataset import DataError
+from jocor_fast.data.labels import read_labels
 
 CLEAN = np.array([0, 1, 2, 0, 1, 2])
 NOISY = np.array([0, 2, 2, 1, 1, 0])

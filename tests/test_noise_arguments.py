@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from jocor_fast import noise
-from jocor_fast.data import DataError
+from jocor_fast.data.dataset import DataError
 
 
 @pytest.mark.parametrize("rate", [-0.1, -1e-300, 1, 1.0, 1.5, 10**400, math.nan, math.inf, np.float32("nan")])

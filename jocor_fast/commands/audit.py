@@ -14,9 +14,9 @@ import numpy as np
 from rich.console import Console
 
 from ..config import ConfigError
-from ..data import Dataset, ImageDataset
 from ..data.arrays import user_path
-from ..data.image_set import ImageList
+from ..data.dataset import Dataset
+from ..data.image_set import ImageDataset, ImageList
 from ..engine.errors import RunError
 from ..engine.folder import history_in, read_whole_checkpoint
 from ..report.audit_page import audit_page

@@ -12,7 +12,8 @@ import torch
 from rich.console import Console
 
 from .._extension import build_info
-from ..data import DATASETS, DataError, default_root, find_dataset
+from ..data.catalogue import DATASETS, default_root, find_dataset
+from ..data.dataset import DataError
 from ..engine.environment import resolve_device, usable_cores
 from ..report.screen import say
 from .flags import declare_alone

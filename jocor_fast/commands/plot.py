@@ -10,8 +10,8 @@ import numpy as np
 from rich.console import Console
 
 from ..config import ConfigError
-from ..data import DataError
 from ..data.arrays import user_path
+from ..data.dataset import DataError
 from ..engine.errors import RunError
 from ..report.comparison import ComparedRun, find_runs, grouped
 from ..report.curves import draw_comparison

@@ -9,8 +9,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from ..config import ConfigError
-from ..data import ImageDataset, holds_files, load_dataset
 from ..data.arrays import user_path
+from ..data.catalogue import holds_files, load_dataset
+from ..data.image_set import ImageDataset
 from ..data.prepare import Preparation, prepare
 from ..report.screen import say
 from ..run_files import BAD_FILES

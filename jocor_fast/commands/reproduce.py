@@ -14,8 +14,8 @@ from typing import Any
 from rich.console import Console
 
 from ..config import Config, ConfigError, resolve
-from ..data import load_dataset
 from ..data.arrays import user_path
+from ..data.catalogue import load_dataset
 from ..engine.environment import resolve_device, usable_cores
 from ..engine.errors import RunError
 from ..experiments import EXPERIMENTS, METHOD_TITLES, Cell, Experiment, Noise

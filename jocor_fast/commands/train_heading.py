@@ -9,7 +9,8 @@ import torch
 from rich.console import Console
 
 from ..config import Config
-from ..data import ImageDataset, has_a_place
+from ..data.catalogue import has_a_place
+from ..data.image_set import ImageDataset
 from ..engine.processes import Processes
 from ..experiments import METHOD_TITLES
 from ..methods import METHODS, uses_forget_rate

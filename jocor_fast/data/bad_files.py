@@ -6,12 +6,9 @@ import os
 import threading
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from jocor_fast.data.dataset import DataError
-
-if TYPE_CHECKING:
-    from jocor_fast.engine.processes import Processes
+from jocor_fast.engine.processes import Processes
 
 
 class BadFiles:

@@ -8,18 +8,17 @@ from pathlib import Path
 
 from jocor_fast.data.arrays import user_path
 from jocor_fast.data.cifar import CIFAR_LAYOUTS, find_cifar, load_cifar
-from jocor_fast.data.clothing1m import NAME as CLOTHING1M
-from jocor_fast.data.clothing1m import find_clothing1m, load_clothing1m
+from jocor_fast.data.clothing1m import CLOTHING1M, find_clothing1m, load_clothing1m
 from jocor_fast.data.dataset import DataError, Dataset
 from jocor_fast.data.digits import load_digits
 from jocor_fast.data.idx import IDX_SITES, find_idx_dataset, load_idx_dataset
-from jocor_fast.data.image_lists import CSV_PREFIX, FOLDER_PREFIX, load_csv, load_folder
+from jocor_fast.data.image_lists import load_csv, load_folder
 from jocor_fast.data.image_set import ImageDataset
 from jocor_fast.data.npz import load_npz_dataset
 
 DATASETS = ("digits", *IDX_SITES, *CIFAR_LAYOUTS, CLOTHING1M)
 ROOT_VARIABLE = "JOCOR_FAST_DATA"
-NPZ_PREFIX = "npz:"
+NPZ_PREFIX, FOLDER_PREFIX, CSV_PREFIX = "npz:", "folder:", "csv:"
 
 
 def default_root() -> Path:

@@ -21,7 +21,7 @@ from jocor_fast.data.arrays import reading
 from jocor_fast.data.dataset import DataError
 from jocor_fast.data.image_set import IMAGE_SUFFIXES, ImageDataset, ImageList
 
-NAME = "clothing1m"
+CLOTHING1M = "clothing1m"
 NOISY_TRAIN, CLEAN_TRAIN = "noisy_train_key_list.txt", "clean_train_key_list.txt"
 CLEAN_VAL, CLEAN_TEST = "clean_val_key_list.txt", "clean_test_key_list.txt"
 NOISY_LABELS, CLEAN_LABELS = "noisy_label_kv.txt", "clean_label_kv.txt"
@@ -60,7 +60,7 @@ def load_clothing1m(folders: Sequence[Path]) -> ImageDataset:
         )
     ]
     return ImageDataset(
-        name=NAME,
+        name=CLOTHING1M,
         train=parts[0],
         val=parts[1],
         test=parts[2],
@@ -87,8 +87,8 @@ def _find(folders: Sequence[Path]) -> tuple[Path, Path]:
     folder = find_clothing1m(folders)
     if folder is None:
         raise DataError(
-            f"{NAME} is not in {' or '.join(map(str, folders))}: there must be {', '.join(REQUIRED)} (there, or in "
-            f"annotations/) and images/; {WHERE_FROM}"
+            f"{CLOTHING1M} is not in {' or '.join(map(str, folders))}: there must be {', '.join(REQUIRED)} (there, or "
+            f"in annotations/) and images/; {WHERE_FROM}"
         )
     lists = lists_folder(folder)
     missing = [name for name in REQUIRED if not (lists / name).exists()]

@@ -12,7 +12,6 @@ from jocor_fast.data.dataset import DataError
 from jocor_fast.data.image_set import IMAGE_SUFFIXES, ImageDataset, ImageList
 from jocor_fast.run_files import COMPARISON, NOISE_MATRIX, OURS
 
-FOLDER_PREFIX, CSV_PREFIX = "folder:", "csv:"
 PARTS = ("train", "val", "test")
 
 _Images = list[tuple[str, str]]  # (path, label)

@@ -19,11 +19,10 @@ import numpy as np
 from PIL import Image
 
 from jocor_fast.data.bad_files import BadFiles
-from jocor_fast.data.clothing1m import LIST_FILES, lists_folder
-from jocor_fast.data.clothing1m import NAME as CLOTHING1M
+from jocor_fast.data.catalogue import CSV_PREFIX
+from jocor_fast.data.clothing1m import CLOTHING1M, LIST_FILES, lists_folder
 from jocor_fast.data.dataset import DataError
 from jocor_fast.data.image_file import BadImage, decode_by_pillow, read_bytes
-from jocor_fast.data.image_lists import CSV_PREFIX
 from jocor_fast.data.image_set import MOST_TRIED, ImageDataset, none_readable, spread
 from jocor_fast.data.preprocessing import Preprocessing
 from jocor_fast.engine.environment import usable_cores
