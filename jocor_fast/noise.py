@@ -157,9 +157,7 @@ def read_transition(path: str | os.PathLike[str], num_classes: int) -> np.ndarra
     name = f"the matrix in {os.fspath(path)} (--noise-matrix)"
     try:
         return check_transition(read_npy(user_path(path)), num_classes, name)
-    except DataError:
-        raise
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError) as error:  # or a DataError already
         raise DataError(str(error)) from None
 
 

@@ -38,8 +38,7 @@ def resolve_device(name: str) -> torch.device:
 
 def usable_cores() -> int:
     """How many cores this process may use; several that torchrun started on this machine share them evenly."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE") or 1))
+    return max(1, len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE") or 1))
 
 
 @contextlib.contextmanager
