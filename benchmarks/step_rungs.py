@@ -8,7 +8,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -72,14 +72,6 @@ def tasks_of(device: str) -> list[Task]:
     ]
 
 
-class Rung(Protocol):
-    """A way to train."""
-
-    def run(self, steps: int, told: Told) -> None:
-        """Launch so many steps; nothing need have ended when it returns."""
-        ...
-
-
 # --- loops as people write them ---------------------------------------------------------------------------------------
 
 
@@ -129,6 +121,7 @@ class PlainLoop:
         self.optimizer = torch.optim.Adam(parameters, lr=1e-3)
 
     def run(self, steps: int, told: Told) -> None:
+        """Launch so many steps; nothing need have ended when it returns."""
         for step in range(1, steps + 1):
             inputs, labels = next(self.batches)
             first, second = (network(inputs) for network in self.networks)
@@ -167,6 +160,8 @@ class OurTrainer:
             if self.trainer.train_epoch(self.plan, stop=lambda: done >= steps, on_step=on_step):
                 self.trainer.finish_epoch(self.plan)
 
+
+Rung = PlainLoop | OurTrainer
 
 PUBLISHED_STEP, IN_MEMORY, OUR_LOSS = "published: argsort on the host, workers", "plain PyTorch in memory", "+ our loss"
 LAUNCHED, GRAPH, STREAMS, BFLOAT16 = "our trainer, launched by the host", "+ graph", "+ two streams", "+ bfloat16"
