@@ -76,7 +76,6 @@ class GrayToRGB(nn.Module):
     """Gray images [B, H, W] or [B, 1, H, W] as colour images [B, 3, H, W] of three equal channels (a view, no copy)."""
 
     def forward(self, images: Tensor) -> Tensor:
-        """Return the images as colour images."""
         if images.dim() == 3:
             images = images.unsqueeze(1)
         return images.expand(-1, 3, -1, -1)

@@ -51,7 +51,6 @@ FEW_STEPS = 10
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare what `audit` takes."""
     parser.add_argument("runs", metavar="RUN", nargs="*", help="folder of a run")
     parser.add_argument(
         "--apply",
@@ -186,7 +185,6 @@ class AuditedRun:
         return self.found.given if self.task is None else self.task.given_labels
 
     def list_text(self) -> str:
-        """The ranked list."""
         predictions = [f"prediction_{number}" for number in range(1, 1 + len(self.found.prediction))]
         columns = ("id", "path", "given", "suggested", "score", *predictions, "times_selected", "times_seen")
         return csv_text(columns, list(self._rows(predictions)))
@@ -230,7 +228,6 @@ class AuditedRun:
         return csv_text(("id", "label"), rows)
 
     def draw_matrix(self, path: Path) -> None:
-        """The noise matrix as a picture."""
         draw_noise_matrices({f"{self.title}, estimated": self.found.noise_matrix}, path, self.names)
 
     def page_text(self, matrix: Path, most: int) -> str:

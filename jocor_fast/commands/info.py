@@ -37,7 +37,6 @@ LOADERS = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare what `info` takes."""
     declare_alone(parser, "data_root")
 
 

@@ -33,7 +33,6 @@ that holds several."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare what `plot` takes."""
     parser.add_argument("runs", metavar="RUN", nargs="*", help="folder of a run, or of runs")
     parser.add_argument("--output", metavar="DIR", default=".", help="folder for the figures (default: this one)")
     declare_alone(parser, "data_root")

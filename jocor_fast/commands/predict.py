@@ -40,7 +40,6 @@ MOST_NAMED = 20  # files that are left out, by a line each
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare what `predict` takes."""
     parser.add_argument("paths", metavar="PATH", nargs="*", help="CHECKPOINT, then what to label")
     parser.add_argument(
         "--network",

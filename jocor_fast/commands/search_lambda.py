@@ -151,7 +151,6 @@ class Search:
         return scores
 
     def folder(self, co_lambda: float) -> Path:
-        """The folder of a λ's run."""
         return self.output / f"lambda-{co_lambda:g}"
 
     def command(self, co_lambda: float) -> str:

@@ -97,7 +97,6 @@ class NpzArchive(contextlib.AbstractContextManager["NpzArchive"]):
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """The names of the arrays."""
         return tuple(self._archive.files)
 
     def read(self, key: str | None) -> np.ndarray:

@@ -66,11 +66,9 @@ class ImageInputs:
         return f"{len(names)} with checksum {checksum:08x}"
 
     def subset(self, ids: np.ndarray) -> ImageInputs:
-        """The images with these numbers, in this order."""
         return replace(self, images=self.images.subset(ids))
 
     def open(self, device: torch.device, batch_size: int, *, training: bool) -> InputSource:
-        """The source on a device."""
         decoder: Decoder
         if self.loader == "dali":
             from jocor_fast.data.dali_decoder import DaliDecoder  # an optional dependency
@@ -128,7 +126,6 @@ class ImageSource:
                 yield Batch(torch.tensor(samples, device=self.device), stored)
 
     def network_input(self, stored: Tensor) -> Tensor:
-        """Normalised float32."""
         return self.decoder.network_input(stored)
 
     def _read_ahead(self, groups: Sequence[list[int]], read: Callable[[int], Any]) -> Generator[Loaded]:

@@ -58,7 +58,6 @@ class EpochLog:
         self.step, self.seconds, self.waited = 0, 0.0, 0.0
 
     def record(self, outcome: StepLoss) -> None:
-        """Take down a step."""
         loss, nonfinite, choices = self._places[self.step]
         loss.copy_(outcome.loss)
         nonfinite.copy_(outcome.num_nonfinite)

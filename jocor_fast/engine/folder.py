@@ -80,7 +80,6 @@ class RunFolder:
             file.write(_json_line(line))
 
     def write_best(self, content: Mapping[str, Any]) -> None:
-        """Write best.pt."""
         self._replace(BEST, _serialized(content))
 
     def write_checkpoint(self, content: Mapping[str, Any]) -> None:
@@ -88,11 +87,9 @@ class RunFolder:
         self._replace(CHECKPOINT, _serialized(content), keep_as=PREVIOUS_CHECKPOINT)
 
     def write_bad_files(self, lines: bytes) -> None:
-        """Write bad_files.txt."""
         self._replace(BAD_FILES, lines)
 
     def write_curves(self, metrics: Sequence[Mapping[str, Any]]) -> None:
-        """Draw curves.png."""
         with self._writing(CURVES):
             draw_curves(metrics, self.path / CURVES)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
-from types import FrameType, TracebackType
+from types import FrameType
 
 EXIT_CODE = 128 + signal.SIGTERM  # 143, what a shell reports of a process that the signal ended
 
@@ -33,9 +33,7 @@ class TerminationRequest:
     def _note(self, number: int, frame: FrameType | None) -> None:
         self.received = True
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         if self._enabled:
             # None: the handler was not set from Python, and cannot be set again from there.
             signal.signal(signal.SIGTERM, signal.SIG_DFL if self._previous is None else self._previous)

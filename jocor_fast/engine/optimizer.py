@@ -60,7 +60,6 @@ class FusedAdam(Optimizer):
 
     @torch.no_grad()
     def step(self, *, lr: float | Tensor, beta1: float, skip: Tensor | None = None) -> None:
-        """Update every parameter that has a gradient."""
         columns = zip(self.parameters, self.moments, self.squares, self.steps, strict=True)
         used = [(parameter.grad, parameter, *state) for parameter, *state in columns if parameter.grad is not None]
         if not used:

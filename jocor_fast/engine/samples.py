@@ -167,7 +167,6 @@ class ResidentInputs:
         return len(self.stored)
 
     def first(self, count: int = 2) -> Tensor:
-        """A few samples as the networks take them, to try them out."""
         return self.network_input(self.stored[:count])
 
     def gather(self, rows: Tensor) -> Tensor:
