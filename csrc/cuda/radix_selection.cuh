@@ -24,10 +24,12 @@ struct Digit {
 // What a first look at the rows finds.
 template <class Bits>
 struct Candidates {
-  Bits lowest = ~Bits{0};
-  Bits end = 0;  // after the highest
-  uint32_t finite = 0;
-  uint32_t eligible = 0;
+  Bits lowest;
+  Bits end;  // after the highest
+  uint32_t finite;
+  uint32_t eligible;
+
+  __device__ __forceinline__ static Candidates none() { return {~Bits{0}, 0, 0, 0}; }
 };
 
 template <class Bits>
@@ -129,7 +131,7 @@ template <class Keys, class Bits>
 __device__ __forceinline__ Candidates<Bits> survey(const Keys& rows_and_keys, RadixScratch<Bits>& scratch,
                                                    Cluster cluster) {
   const int lane = lane_of_thread();
-  Candidates<Bits> found;
+  Candidates<Bits> found = Candidates<Bits>::none();
   rows_and_keys.sweep([&](const SteppedRows&, const auto& keys, int eligible) {
 #pragma unroll
     for (int i = 0; i < Keys::kRows; ++i) {
@@ -143,11 +145,12 @@ __device__ __forceinline__ Candidates<Bits> survey(const Keys& rows_and_keys, Ra
   found = candidates_of_warp(found);
   if (lane == 0) scratch.of_warp[warp_of_thread()] = found;
   __syncthreads();  // each warp's are written before any are read
-  found = candidates_of_warp(lane < warps_of_block() ? scratch.of_warp[lane] : Candidates<Bits>{});
+  found = candidates_of_warp(lane < warps_of_block() ? scratch.of_warp[lane] : Candidates<Bits>::none());
   if (cluster.blocks == 1) return found;
   if (threadIdx.x == 0) scratch.of_block = found;
   cluster.sync();  // each block's are written before any are read
-  return candidates_of_warp(lane < cluster.blocks ? *cluster.shared_of(lane, &scratch.of_block) : Candidates<Bits>{});
+  return candidates_of_warp(lane < cluster.blocks ? *cluster.shared_of(lane, &scratch.of_block)
+                                                  : Candidates<Bits>::none());
 }
 
 // any_differ_in of all blocks; `finding` lies in shared memory. Every thread must call this.
