@@ -50,9 +50,10 @@ bench: $(VENV)/.test $(VENV)/.package
 compare: $(VENV)/.package
 	$(BIN)/python benchmarks/compare.py
 
-# Not in .venv: a machine with a GPU may have no network, and its own Python has torch.
+# Not in .venv: a machine with a GPU may have no network, and its own Python has torch. What it lacks, such as DALI, may
+# lie on PYTHONPATH.
 gpu:
-	$(PYTHON) benchmarks/gpu/run.py $(if $(PARTS),--parts "$(PARTS)") $(if $(OUTPUT),--output "$(OUTPUT)")
+	PYTHONPATH="$(PYTHONPATH)" $(PYTHON) benchmarks/gpu/run.py $(if $(PARTS),--parts "$(PARTS)") $(if $(OUTPUT),--output "$(OUTPUT)")
 
 lint: $(VENV)/.dev $(VENV)/.package
 	$(BIN)/ruff format --check .

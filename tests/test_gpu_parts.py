@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import csv
+import os
 import shutil
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -176,15 +178,32 @@ def test_what_a_gpu_alone_can_tell_is_tested_first_and_the_reference_last() -> N
 
 def test_a_file_that_cannot_be_imported_is_told_and_costs_the_tests_of_no_other(tmp_path: Path) -> None:
     """A machine with a GPU has torch and pytest; whether it has all that the tests import, nobody knows before."""
-    (tmp_path / "test_broken.py").write_text("import a_package_that_is_not_here\n")
     marked = "import pytest\n@pytest.mark.gpu\ndef test_it(): pass\ndef test_other(): raise ValueError\n"
+    (tmp_path / "test_broken.py").write_text(f"import a_package_that_is_not_here\n{marked}")
     (tmp_path / "test_whole.py").write_text(marked)
+    (tmp_path / "test_without_a_gpu.py").write_text("import a_package_that_is_not_here\n")  # is left alone
     code = f"from pathlib import Path\nfrom gpu import tests\nraise SystemExit(tests.main(Path({str(tmp_path)!r})))"
     outcome = run_part(fake(code, budget=60))
     items = [(item["item"].rpartition("/")[2], item["outcome"]) for item in outcome.items]
     assert (items, outcome.status) == ([("test_broken.py", "failed"), ("test_whole.py::test_it", "passed")], "failed")
     assert "a_package_that_is_not_here" in outcome.items[0]["message"]
     assert report.junit_xml(outcome, dict(FACTS))
+
+
+def test_only_files_that_mark_tests_gpu_are_collected_and_none_of_those_is_missed() -> None:
+    """Another one that imports what is not on the machine would be a failure, of a test that does not run there."""
+    folder = ROOT / "tests"
+    files, left_out = tests.files_with_tests(folder)
+    assert left_out == []
+    names = {path.name for path in files}
+    assert {"test_cuda.py", "test_gpu_training.py", "test_selection.py"} <= names
+    assert not {"test_report.py", "test_image_loading.py", "test_estimator.py"} & names
+    # the marker stands in a test file, or in the one module that shares it, under the name that is looked for
+    shared = [path for path in folder.rglob("*.py") if "mark.gpu" in path.read_text() and path not in files]
+    assert shared == [folder / "loss_cases.py"]
+    assert (
+        shared[0].read_text().partition("everywhere = pytest.mark.parametrize(")[2].count("marks=pytest.mark.gpu") == 2
+    )
 
 
 def test_the_program_under_the_sanitizer_compiles_with_nvcc(tmp_path: Path) -> None:
@@ -226,6 +245,18 @@ def test_parts_of_a_second_call_do_not_write_over_the_results_of_the_first() -> 
     together = run.default_folder(FACTS, [PARTS[name] for name in TOGETHER])
     assert together.name.startswith("gpu-a-card-")
     assert run.default_folder(FACTS, [PARTS["bench-full"]]).name == f"{together.name}-bench-full"
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
+def test_make_gpu_leaves_the_packages_on_pythonpath_where_they_are_found(tmp_path: Path) -> None:
+    """As DALI is, unpacked on a machine that reaches no registry; other targets have an environment of their own."""
+    told = tmp_path / "python"
+    told.write_text('#!/bin/sh\necho "$PYTHONPATH" "$@"\n')
+    told.chmod(0o755)
+    command = ["make", "--silent", "gpu", f"PYTHON={told}", "PARTS=dali build"]
+    environ = {**os.environ, "PYTHONPATH": f"{tmp_path}/with a blank:/more"}
+    done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=PATIENCE, check=True)
+    assert done.stdout == f"{tmp_path}/with a blank:/more benchmarks/gpu/run.py --parts dali build\n"
 
 
 def test_parts_that_are_not_known_are_wrong_use() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import sys
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 from gpu import records
 
 ROOT = Path(__file__).resolve().parents[2]
+MARKS = re.compile(r"\bmark\.gpu\b|\beverywhere\b")
 MESSAGE_CHARACTERS = 3000
 # What exists on a GPU alone, then the compiled functions, then what compiles for minutes, and the reference, which runs
 # on torch's own kernels.
@@ -45,21 +47,26 @@ class Recorder:
             records.done(report.nodeid, outcome=report.outcome, seconds=round(report.duration, 3), message=message)
 
 
-def files_that_cannot_be_imported() -> list[Path]:
-    """Those with property tests, where Hypothesis is missing."""
+def files_with_tests(folder: Path) -> tuple[list[Path], list[Path]]:
+    """The files that mark tests gpu, themselves or by `everywhere` (loss_cases.py); and those left out of them.
+
+    All others together take longer to collect than these, and whatever package they want would have to be here.
+    """
+    marked = [path for path in sorted(folder.glob("test_*.py")) if MARKS.search(path.read_text())]
     if importlib.util.find_spec("hypothesis") is not None:
-        return []
-    return [path for path in (ROOT / "tests").glob("test_*.py") if "from hypothesis import" in path.read_text()]
+        return marked, []
+    left_out = [path for path in marked if "from hypothesis import" in path.read_text()]
+    return [path for path in marked if path not in left_out], left_out
 
 
 def main(folder: Path = ROOT / "tests") -> int:
-    left_out = files_that_cannot_be_imported()
+    files, left_out = files_with_tests(folder)
     if left_out:
         print("without Hypothesis, left out:", *(path.name for path in left_out))
     arguments = ["-m", "gpu", "-q", "--tb=short", "-p", "no:cacheprovider", f"--rootdir={ROOT}", str(folder)]
+    arguments += [f"--ignore={path}" for path in folder.rglob("test_*.py") if path not in files]
     # else one file that cannot be imported would keep every test of every other from running
-    arguments += ["--continue-on-collection-errors", *(f"--ignore={path}" for path in left_out)]
-    return int(pytest.main(arguments, plugins=[Recorder()]))
+    return int(pytest.main([*arguments, "--continue-on-collection-errors"], plugins=[Recorder()]))
 
 
 if __name__ == "__main__":
