@@ -27,6 +27,7 @@ using Logit = JF_LOGIT;
 constexpr int kWidest = 16 / sizeof(Logit);
 constexpr int kRounds = 9;    // of which the median is printed
 constexpr int kRepeats = 20;  // launches between two looks at the clock
+constexpr long long kDelayCycles = 1000000;  // half a millisecond at least: a host launches over a hundred kernels
 
 void check(cudaError_t error, const char* what) {
   if (error == cudaSuccess) return;
@@ -143,7 +144,13 @@ struct Batch {
   }
 };
 
-// Median µs of one launch (or whatever `enqueue` enqueues).
+__global__ void delay() {
+  for (const long long start = clock64(); clock64() - start < kDelayCycles;) {
+  }
+}
+
+// Median µs of one launch (or whatever `enqueue` enqueues). The GPU is kept busy until all are enqueued: one that waits
+// for its host shows the host's time, some microseconds a launch.
 template <class Enqueue>
 double microseconds(Enqueue enqueue) {
   cudaEvent_t start, end;
@@ -152,6 +159,7 @@ double microseconds(Enqueue enqueue) {
   std::vector<float> times;
   check(enqueue(), "launch");
   for (int round = 0; round < kRounds; ++round) {
+    delay<<<1, 1>>>();
     cudaEventRecord(start);
     for (int i = 0; i < kRepeats; ++i) check(enqueue(), "launch");
     cudaEventRecord(end);

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import csv
 import sys
+import time
 from pathlib import Path
+from types import SimpleNamespace
 from unittest.mock import MagicMock
 
 import pytest
@@ -23,7 +25,7 @@ from steps import Figures, covered  # noqa: E402
 from steps import measure as measure_steps  # noqa: E402
 from steps import table as steps_table  # noqa: E402
 from tables import csv_text  # noqa: E402
-from timing import CpuClock  # noqa: E402
+from timing import CpuClock, GpuClock  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 UNCOMPILED = (PUBLISHED, EAGER, OURS, KERNELS_ALONE)
@@ -106,6 +108,40 @@ def test_a_measured_case_becomes_lines_of_a_csv_and_a_picture(tmp_path: Path) ->
         assert float(row["gb_per_s"]) == pytest.approx(case.bytes_moved / float(row["wall_us"]) / 1e3, rel=2e-3)
     plot.draw_figures(rows, tmp_path / "picture.png", "a machine")
     assert (tmp_path / "picture.png").stat().st_size > 1000
+
+
+def test_a_gpu_is_kept_busy_until_all_is_enqueued_though_its_clock_was_low_at_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One that has been idle runs at a sixth of its clock; a delay counted in those cycles would be over too soon."""
+    gpu = SimpleNamespace(hertz=345e6, now=0.0, delays=[])
+
+    class Event:
+        def __init__(self, enable_timing: bool) -> None:
+            self.at = 0.0
+
+        def record(self) -> None:
+            self.at = gpu.now
+
+        def synchronize(self) -> None:
+            gpu.hertz = 1980e6  # it has had work
+
+        def elapsed_time(self, end: Event) -> float:
+            return 1e3 * (end.at - self.at)
+
+    def sleep(cycles: int) -> None:
+        gpu.delays.append(cycles / gpu.hertz)
+        gpu.now += gpu.delays[-1]
+
+    properties = SimpleNamespace(L2_cache_size=0, clock_rate=1_980_000)
+    monkeypatch.setattr(torch, "zeros", lambda size, device: torch.empty(size))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda: properties)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "_sleep", sleep)
+    (sample,) = GpuClock().samples(lambda: time.sleep(0.003), "warm")
+    assert sample.host is not None
+    assert gpu.delays[-1] > sample.host
 
 
 TINY = Task("tiny", "mlp", (6,), 4, 8, 40, 5)

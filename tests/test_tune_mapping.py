@@ -64,3 +64,10 @@ def test_the_tuning_program_compiles_with_nvcc(tmp_path: Path) -> None:
     flags = ["-ptx", "-arch=compute_90"]
     ptx = tune_mapping.compile_program("nvcc", "float32", tune_mapping.TODAY, tmp_path, flags).read_text()
     assert ptx.count("row_gradients_in_registersIfLi3ELi4EE") >= 1
+
+
+def test_the_gpu_is_kept_busy_until_what_is_timed_is_enqueued() -> None:
+    """Else launches of two microseconds would show how long the host takes for each."""
+    timing = (ROOT / "benchmarks" / "tune_mapping.cu").read_text().partition("double microseconds(")[2]
+    before, _, _ = timing.partition("cudaEventRecord(start);")
+    assert before.rstrip().endswith("delay<<<1, 1>>>();")
