@@ -78,6 +78,11 @@ JF_INLINE Half lanes_from(Whole v, int first, std::integer_sequence<int, I...>) 
   return first == 0 ? __builtin_shufflevector(v, v, I...) : __builtin_shufflevector(v, v, (I + int(sizeof...(I)))...);
 }
 
+template <class Whole, class Half, int... I>
+JF_INLINE Whole joined(Half low, Half high, std::integer_sequence<int, I...>) {
+  return __builtin_shufflevector(low, high, I...);
+}
+
 template <class Real, int N, class Op>
 JF_INLINE Real reduce(typename VectorOf<Real, N>::type v, Op op) {
   if constexpr (N == 2) {
@@ -126,16 +131,15 @@ JF_INLINE Vector<float> exp_nonpositive(Vector<float> x) {
   const auto exp_r = exp_reduced(bit_cast<Vector<float>>(clamped - n * ln_2));
   return bit_cast<Vector<float>>(_mm512_maskz_scalef_ps(0xffff, bit_cast<__m512>(exp_r), n));
 #else
-  const float lowest = -87.0f;
-  const Vector<float> clamped = x < lowest ? broadcast(lowest) : x;  // in this order a NaN stays
+  // lowest: n = -127, whose 2^n below is 0
+  const Vector<float> clamped = larger(broadcast(-88.0f), x);  // in this order a NaN stays
   // rounds by adding 1.5 * 2^23, whose low mantissa bits then hold n
   const float shift = 12582912.0f;
   const Vector<float> shifted = clamped * log2_e + shift;
   const Vector<float> n = shifted - shift;
-  const Vector<float> exp_r = exp_reduced(clamped - n * ln_2);
   using Bits = typename Lanes<float>::IndexVector;
   const auto scale = bit_cast<Vector<float>>((bit_cast<Bits>(shifted) << 23) + 0x3f800000);  // 2^n
-  return x < lowest ? Vector<float>{} : exp_r * scale;
+  return exp_reduced(clamped - n * ln_2) * scale;
 #endif
 }
 
@@ -207,8 +211,12 @@ JF_INLINE float to_float(bfloat16 x) { return bit_cast<float>(uint32_t(x.bits) <
 using Float16Bits = VectorOf<uint16_t, Lanes<float>::count>::type;
 
 JF_INLINE Vector<float> widen(const bfloat16*, Float16Bits bits) {
+#if defined(JF_ISA_AVX2)  // one instruction, of which the compiler makes four
+  return bit_cast<Vector<float>>(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bit_cast<__m128i>(bits)), 16));
+#else
   using Bits = VectorOf<uint32_t, Lanes<float>::count>::type;
   return bit_cast<Vector<float>>(__builtin_convertvector(bits, Bits) << 16);
+#endif
 }
 
 JF_INLINE Vector<float> widen(const float16*, Float16Bits bits) {
@@ -242,13 +250,43 @@ JF_INLINE Float16Bits narrow(const float16*, Vector<float> value) {
 #endif
 }
 
-// Tails of 32-bit and 16-bit lanes; the fill value stands in the others.
-template <class Bits, class Element>
-JF_INLINE Bits load_tail_bits(const Element* source, int n, Element fill) {
-  constexpr int count = sizeof(Bits) / sizeof(Element);
-  alignas(Bits) Element buffer[count];
-  for (int lane = 0; lane < count; ++lane) buffer[lane] = lane < n ? source[lane] : fill;
-  return bit_cast<Bits>(buffer);
+// Tails, n < N: halves of a vector, halves of those, down to one element. Element by element through an array they make
+// the row kernels take three times as long at 128 x 10: the vector waits until all elements have reached the cache.
+template <class Element, int N>
+JF_INLINE typename VectorOf<Element, N>::type load_first(const Element* source, int n, Element fill) {
+  using Whole = typename VectorOf<Element, N>::type;
+  if constexpr (N == 2) {
+    return Whole{n > 0 ? source[0] : fill, fill};
+  } else {
+    constexpr int half = N / 2;
+    typename VectorOf<Element, half>::type low, high;
+    if (n >= half) {
+      std::memcpy(&low, source, sizeof(low));
+      high = load_first<Element, half>(source + half, n - half, fill);
+    } else {
+      low = load_first<Element, half>(source, n, fill);
+      high = fill - decltype(high){};
+    }
+    return joined<Whole>(low, high, std::make_integer_sequence<int, N>{});
+  }
+}
+
+template <class Element, int N>
+JF_INLINE void store_first(Element* target, typename VectorOf<Element, N>::type v, int n) {
+  if constexpr (N == 2) {
+    if (n > 0) target[0] = v[0];
+  } else {
+    constexpr int half = N / 2;
+    constexpr auto indices = std::make_integer_sequence<int, half>{};
+    using Half = typename VectorOf<Element, half>::type;
+    const Half low = lanes_from<Half>(v, 0, indices);
+    if (n >= half) {
+      std::memcpy(target, &low, sizeof(low));
+      store_first<Element, half>(target + half, lanes_from<Half>(v, 1, indices), n - half);
+    } else {
+      store_first<Element, half>(target, low, n);
+    }
+  }
 }
 
 JF_INLINE Vector<float> load(const float* source) {
@@ -264,7 +302,7 @@ JF_INLINE Vector<double> load(const double* source) {
 }
 
 JF_INLINE Vector<double> load_tail(const double* source, int n) {
-  return load_tail_bits<Vector<double>>(source, n, -std::numeric_limits<double>::infinity());
+  return load_first<double, Lanes<double>::count>(source, n, -std::numeric_limits<double>::infinity());
 }
 
 template <class Half>
@@ -302,29 +340,28 @@ JF_INLINE void store_tail(Half* target, Vector<float> v, int n) {
 #else
 
 JF_INLINE Vector<float> load_tail(const float* source, int n) {
-  return load_tail_bits<Vector<float>>(source, n, -std::numeric_limits<float>::infinity());
+  return load_first<float, Lanes<float>::count>(source, n, -std::numeric_limits<float>::infinity());
 }
 
 template <class Half>
 JF_INLINE Vector<float> load_tail(const Half* source, int n) {
   constexpr uint16_t fill = std::is_same_v<Half, float16> ? kFloat16MinusInfinity : kBfloat16MinusInfinity;
-  return widen(source, load_tail_bits<Float16Bits>(&source->bits, n, fill));
+  return widen(source, load_first<uint16_t, Lanes<float>::count>(&source->bits, n, fill));
 }
 
 JF_INLINE void store_tail(float* target, Vector<float> v, int n) {
-  for (int lane = 0; lane < n; ++lane) target[lane] = v[lane];
+  store_first<float, Lanes<float>::count>(target, v, n);
 }
 
 template <class Half>
 JF_INLINE void store_tail(Half* target, Vector<float> v, int n) {
-  const Float16Bits bits = narrow(target, v);
-  for (int lane = 0; lane < n; ++lane) target[lane].bits = bits[lane];
+  store_first<uint16_t, Lanes<float>::count>(&target->bits, narrow(target, v), n);
 }
 
 #endif
 
 JF_INLINE void store_tail(double* target, Vector<double> v, int n) {
-  for (int lane = 0; lane < n; ++lane) target[lane] = v[lane];
+  store_first<double, Lanes<double>::count>(target, v, n);
 }
 
 JF_INLINE void store(float* target, Vector<float> v) { std::memcpy(target, &v, sizeof(v)); }
