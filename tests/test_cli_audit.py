@@ -138,6 +138,31 @@ def test_networks_that_have_learnt_random_labels_by_heart_are_named(
         assert ("% of the held-out labels" if held_out else "% of the test labels") in warning
 
 
+def overlapping_classes(path: Path) -> None:
+    """Samples that nobody can tell apart for certain, all labelled right."""
+    generator = np.random.default_rng(0)
+    true = generator.integers(0, 10, 1500)
+    inputs = (np.eye(10)[true] * 1.5 + generator.normal(size=(1500, 10))).astype(np.float32)
+    np.savez(path, x_train=inputs[:1000], y_train=true[:1000], x_test=inputs[1000:], y_test=true[1000:])
+
+
+def test_networks_whose_own_errors_explain_what_was_found_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    overlapping_classes(tmp_path / "hard.npz")
+    flags = ["--forget-rate=0.3", "--epochs=20", "--batch-size=32", "--device=cpu", f"--output={tmp_path / 'run'}"]
+    assert main(["train", f"--dataset=npz:{tmp_path / 'hard.npz'}", *flags]) == 0
+    capsys.readouterr()
+    assert main(["audit", str(tmp_path / "run")]) == 0
+    warning = capsys.readouterr().err
+    errors = 100 * (1 - json.loads((tmp_path / "run" / "summary.json").read_text())["last"]["test_accuracy"])
+    share = 100 * json.loads((tmp_path / "run" / "audit" / "audit.json").read_text())["share"]
+    assert f"has networks that err on {errors:.2f} % of the test samples" in warning
+    explained = max(0, (share - errors) / (1 - errors / 100))
+    assert warning.endswith(f"as few as {explained:.2f} % of the labels may be wrong, not {share:.2f} %\n")
+    assert explained < share / 2
+
+
 @pytest.mark.parametrize("rate", ["0", "0.2", "0.5", "0.8"])
 def test_a_good_run_is_not_warned_of(tmp_path: Path, rate: str, capsys: pytest.CaptureFixture[str]) -> None:
     for held_out in ([], ["--no-test", "--val-fraction=0.1"]):

@@ -53,12 +53,27 @@ def assert_good(found: NoiseEstimate, transition: np.ndarray, realised: float) -
     np.testing.assert_allclose(found.transition.sum(axis=1), 1)
 
 
+@pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("transition", MATRICES)
 def test_rate_and_matrix_are_found_though_a_tenth_of_the_predictions_is_wrong(transition: np.ndarray) -> None:
     fit, labels, true, val = made_up(transition)
     realised = float((labels != true).mean())
     assert_good(from_predictions(fit, labels), transition, realised)
     assert_good(from_predictions_and_truth(fit, labels, val), transition, realised)
+
+
+def test_networks_that_cannot_tell_the_classes_are_warned_of() -> None:
+    """They err on the harder half of the samples, and on some of those that they are surest of; no label is wrong."""
+    generator = np.random.default_rng(0)
+    true, hardness = generator.integers(5, size=4000), generator.random(4000)
+    taken = np.where(generator.random(4000) < hardness, generator.integers(5, size=4000), true)
+    probability = np.full((4000, 5), 0.05)
+    probability[np.arange(4000), taken] = 0.8 - 0.5 * hardness
+    fit = CrossFit(generator.random(4000) < 0.5, probability, None)
+    with pytest.warns(
+        UserWarning, match=r"too high: the two networks agree with 60\.\d % of .* with 86\.\d % of those"
+    ):
+        assert from_predictions(fit, true).rate > 0.1
 
 
 def test_counting_needs_no_network() -> None:

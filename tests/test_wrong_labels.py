@@ -74,7 +74,7 @@ def test_scores_and_range_are_those_of_the_formula_at_the_head_of_the_file(netwo
         other = min(against)[1] if against else likeliest  # of two contradictions that of the surer network
         q = 0.01 + 0.98 * float(np.mean([p[sample] for p in history.probability]))
         odds = ((1 - q) / q) ** witnesses * matrix[other, label] / matrix[label, label]
-        return odds / (1 + odds)
+        return odds / (1 + odds) if against else min(odds / (1 + odds), 0.5)
 
     h = {1: 1.0, 2: 1.5}[networks]
     np.testing.assert_allclose(found.score, [score(sample, h) for sample in range(500)], rtol=1e-9)
@@ -93,6 +93,17 @@ def test_the_range_of_the_share_ends_at_none_and_at_all() -> None:
     found = audit_history(history)
     assert found.share == 1 / 20
     assert found.share_range == (0.0, 1.0)
+
+
+def test_a_label_that_no_network_contradicts_is_not_taken_for_wrong_however_unsure_they_are() -> None:
+    """Such are networks after a few epochs on a hard task: of ten classes they give each a tenth."""
+    history, _ = a_history(jf.noise.symmetric(10, 0.4))
+    history.probability[:] = 0.1
+    found = audit_history(history)
+    contradicted = (history.prediction != history.labels).any(axis=0)
+    assert (found.score[contradicted] > 0.5).any()
+    assert not found.wrong[~contradicted].any()
+    assert found.share <= found.share_range[1] <= contradicted.mean() + 0.02
 
 
 def test_the_ranking_is_by_score_and_equal_scores_stay_in_order() -> None:

@@ -40,14 +40,17 @@ many are and what the classes are taken for, and suggest the right ones. Written
 are suspicious.csv (all samples, the most suspicious first), audit.json,
 noise-matrix.png and audit.html, a page that needs no server: pictures class by
 class, to be looked through and exported as corrected labels. Networks that have
-learnt wrong labels by heart do not find them, and only samples that they were
-not trained on show it: where there are test data, or the run held some out
-(--val-fraction), networks that do no better on those than chance are warned of."""
+learnt wrong labels by heart do not find them, and what networks cannot learn
+they take for wrong. Only samples that they were not trained on show either:
+where there are test data, or the run held some out (--val-fraction), networks
+that do no better on those than chance are warned of, and those whose errors on
+test data explain most of what was found."""
 
 LIST, PAGE, CORRECTED = "suspicious.csv", "audit.html", "corrected.csv"
 MOST_IMAGES = 1000
 # On MNIST the F1 score of what is found still grows from epoch 20 (.90 to .98) to epoch 40 (.91 to .985).
 FEW_STEPS = 10
+FEW_ERRORS = 0.25
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -81,7 +84,8 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     if arguments.apply:
         files["corrected"] = CORRECTED
         write_text(output / CORRECTED, audited.corrected_text())
-    reservation = _reservation(audited.found) or _by_heart(audited, read_metrics(folder))
+    metrics = read_metrics(folder)
+    reservation = _reservation(audited.found) or _by_heart(audited, metrics) or _own_errors(audited, metrics)
     if reservation is not None:
         warn(f"{folder} {reservation}")
     _say(console, audited, output, files)
@@ -130,6 +134,24 @@ def _by_heart(audited: AuditedRun, metrics: Sequence[Mapping[str, Any]]) -> str 
         f"{percent(accuracy)} % of the {'test' if data is parts['test'] else 'held-out'} labels, where always the most "
         f"frequent one would be {percent(by_chance)} %: what they have learnt, they have learnt by heart, and the list "
         "is no better than chance"
+    )
+
+
+def _own_errors(audited: AuditedRun, metrics: Sequence[Mapping[str, Any]]) -> str | None:
+    """Why not to believe networks that contradict labels of test data, which count as right, nearly as often.
+
+    Of the share r of wrong labels and of those right ones on which the networks err, as on a share e of the test data,
+    r + (1 - r) e are contradicted. Nothing is said where they err rarely, or most of what was found is beyond that.
+    """
+    if audited.task is None or audited.task.test is None or not metrics or metrics[-1]["test_accuracy"] is None:
+        return None
+    errors, share = 1 - float(metrics[-1]["test_accuracy"]), audited.found.share
+    explained = max(0.0, (share - errors) / (1 - errors)) if errors < 1 else 0.0
+    if errors <= FEW_ERRORS or explained >= share / 2:
+        return None
+    return (
+        f"has networks that err on {percent(errors)} % of the test samples: if they do on the training samples too, "
+        f"as few as {percent(explained)} % of the labels may be wrong, not {percent(share)} %"
     )
 
 

@@ -30,7 +30,8 @@ Estimate the share of wrong labels (τ, for train --forget-rate) and the noise
 matrix. Where a part with true labels is held out (--val-fraction with
 --val-labels clean) they are counted. Else two networks are trained briefly,
 each on half of the data, and predict the other half; a validation set with true
-labels that the data set brings tells how often they err.
+labels that the data set brings tells how often they err. Without one, networks
+that cannot learn the classes find too many, of which a warning tells.
 train --forget-rate auto does the same before it trains."""
 
 MATRIX = "transition.npy"

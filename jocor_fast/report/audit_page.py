@@ -66,9 +66,9 @@ def audit_page(
 def shown_samples(found: Audit, most: int) -> np.ndarray:
     """The samples to show, the most suspicious first: an equal share of `most` for each given label.
 
-    Only those that a network contradicts, or whose label is taken for wrong: the others have no other label to offer.
+    Only those that a network contradicts, as it does all whose label is taken for wrong.
     """
-    doubtful = found.wrong | ((found.prediction != found.given) & (found.prediction >= 0)).any(axis=0)
+    doubtful = ((found.prediction != found.given) & (found.prediction >= 0)).any(axis=0)
     ranked = found.ranking[doubtful[found.ranking]]
     given = found.given[ranked]
     classes = np.unique(given)
