@@ -99,30 +99,27 @@ def _real(logits: Tensor) -> torch.dtype:
     return torch.float64 if logits.dtype == torch.float64 else torch.float32
 
 
+def _loss_and_rows(logits: Tensor, *, choices: int) -> tuple[Tensor, ...]:
+    """The loss, the rows' losses and masks of each choice, their counts and that of the non-finite; statistics."""
+    rows, real = logits.shape[0], _real(logits)
+    return (
+        logits.new_empty((), dtype=real),
+        *(logits.new_empty((rows,), dtype=real) for _ in range(choices)),
+        *(logits.new_empty((rows,), dtype=torch.bool) for _ in range(choices)),
+        *(logits.new_empty((), dtype=torch.int64) for _ in range(choices + 1)),
+        logits.new_empty((rows, 4), dtype=real),
+    )
+
+
 @torch.library.register_fake("jocor_fast::decoupling_loss")
 @torch.library.register_fake("jocor_fast::jocor_loss")
-def _(logits1: Tensor, logits2: Tensor, target: Tensor, *settings: Any) -> tuple[Tensor, ...]:
-    rows, real = logits1.shape[0], _real(logits1)
-    return (
-        logits1.new_empty((), dtype=real),
-        logits1.new_empty((rows,), dtype=real),
-        logits1.new_empty((rows,), dtype=torch.bool),
-        logits1.new_empty((), dtype=torch.int64),
-        logits1.new_empty((), dtype=torch.int64),
-        logits1.new_empty((rows, 4), dtype=real),
-    )
+def _(logits1: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+    return _loss_and_rows(logits1, choices=1)
 
 
 @torch.library.register_fake("jocor_fast::coteaching_loss")
-def _(logits1: Tensor, logits2: Tensor, target: Tensor, *settings: Any) -> tuple[Tensor, ...]:
-    rows, real = logits1.shape[0], _real(logits1)
-    return (
-        logits1.new_empty((), dtype=real),
-        *(logits1.new_empty((rows,), dtype=real) for _ in range(2)),
-        *(logits1.new_empty((rows,), dtype=torch.bool) for _ in range(2)),
-        *(logits1.new_empty((), dtype=torch.int64) for _ in range(3)),
-        logits1.new_empty((rows, 4), dtype=real),
-    )
+def _(logits1: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+    return _loss_and_rows(logits1, choices=2)
 
 
 @torch.library.register_fake("jocor_fast::joint_loss")
