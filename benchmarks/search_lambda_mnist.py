@@ -21,7 +21,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from jocor_fast.commands.run_queue import QueuedRun, run_all
+from jocor_fast.commands.run_queue import QueuedRun, flags_of, run_all
 from jocor_fast.report.tables import TextTable, percent
 from jocor_fast.run_files import read_json
 
@@ -42,8 +42,7 @@ def main() -> int:
     results = RESULTS if seed == 1 else RESULTS / f"seed{seed}"
     settings = {**SETTINGS, "seed": seed, "noise_seed": seed}
     grid = ",".join(map(str, GRID))
-    flags = QueuedRun("", runs, settings, epochs=50).flags()
-    command = ["search-lambda", *flags, "--grid", grid, "--jobs", "1"]
+    command = ["search-lambda", *flags_of(settings), "--grid", grid, "--jobs", "1"]
     subprocess.run([sys.executable, "-m", "jocor_fast", *command, "--output", str(runs / "search")], check=True)
     found = read_json(runs / "search" / "search.json")
     assert found is not None

@@ -53,11 +53,7 @@ class QueuedRun:
 
     def arguments(self) -> list[str]:
         """The same as what stands after `jocor-fast`."""
-        return ["train", *self.flags(), "--output", str(self.folder), "--resume"]
-
-    def flags(self) -> list[str]:
-        """The settings as `train` takes them."""
-        return [part for name, value in self.settings.items() for part in _flag(name, value)]
+        return ["train", *flags_of(self.settings), "--output", str(self.folder), "--resume"]
 
     def start(self, threads: int) -> None:
         """Start the run as a process with so many threads."""
@@ -146,12 +142,15 @@ def check_earlier_run(folder: Path, config: Config) -> None:
         raise RunError(f"{folder} holds a run with {differences}; choose another --output, or the same settings")
 
 
-def _flag(name: str, value: Any) -> tuple[str, ...]:
-    """The setting as `train` takes it: a switch that is on stands alone, one that is off is left out."""
-    flag = OPTIONS[name].flag
-    if OPTIONS[name].kind == "switch":
-        return (flag,) if value else ()
-    return flag, str(value)
+def flags_of(settings: Mapping[str, Any]) -> list[str]:
+    """Settings as `train` takes them: a switch that is on stands alone, one that is off is left out."""
+    flags: list[str] = []
+    for name, value in settings.items():
+        if OPTIONS[name].kind != "switch":
+            flags += OPTIONS[name].flag, str(value)
+        elif value:
+            flags.append(OPTIONS[name].flag)
+    return flags
 
 
 def run_all(

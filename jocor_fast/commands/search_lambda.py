@@ -26,7 +26,7 @@ from ..task import Task, build_task
 from ..whole_file import write_json, write_text
 from .flags import declare, parse_count
 from .queue_progress import QueueProgress
-from .run_queue import QueuedRun, check_earlier_run, run_all
+from .run_queue import QueuedRun, check_earlier_run, flags_of, run_all
 
 SUMMARY = "find λ by validation accuracy, over the paper's grid"
 USAGE = "[OPTIONS]"
@@ -155,8 +155,7 @@ class Search:
 
     def command(self, co_lambda: float) -> str:
         """The command line that trains with a λ, on all of the training data."""
-        run = QueuedRun("", Path(), {**self.said, "co_lambda": co_lambda}, epochs=0)
-        return f"jocor-fast {shlex.join(['train', *run.flags()])}"
+        return f"jocor-fast {shlex.join(['train', *flags_of({**self.said, 'co_lambda': co_lambda})])}"
 
     def write(self, result: SearchResult) -> None:
         """Write the table, the figure and search.json."""
