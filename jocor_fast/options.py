@@ -12,7 +12,7 @@ from dataclasses import MISSING, dataclass, fields
 from typing import Any, Literal
 
 from .data.catalogue import DATASETS
-from .data.loaders import LOADERS
+from .data.image_source import LOADERS
 from .data.preprocessing import CROP, NORMALISATIONS
 from .engine.settings import AUGMENTATIONS, OPTIMIZERS, PRECISIONS, SCOPES, TrainSettings
 from .methods import METHODS

@@ -18,10 +18,9 @@ from .config import Config, ConfigError
 from .data.bad_files import BadFiles
 from .data.catalogue import load_dataset
 from .data.dataset import DataError, Dataset
-from .data.image_set import ImageDataset
-from .data.image_source import ImageInputs
+from .data.image_set import ImageDataset, ImageList
+from .data.image_source import ImageInputs, choose_loader
 from .data.labels import read_labels
-from .data.loaders import choose_loader
 from .data.preprocessing import Preprocessing
 from .engine.environment import resolve_device
 from .engine.run import EvalData, TrainData
@@ -175,16 +174,13 @@ def _image_parts(config: Config, dataset: ImageDataset) -> _Parts:
         normalisation=config["normalisation"],
     )
     bad_files = BadFiles(strict=config["strict"])
-    parts = {
-        name: ImageInputs(images, preprocessing, loader, bad_files, seed=config["seed"])
-        for name, images in (("train", dataset.train), ("test", dataset.test), ("val", dataset.val))
-        if images is not None
-    }
-    test, val = (
-        None if images is None else (parts[name], images.labels)
-        for name, images in (("test", dataset.test), ("val", dataset.val))
-    )
-    return _Parts(parts["train"], test, val, (3, preprocessing.crop, preprocessing.crop), 1.0)
+
+    def inputs(images: ImageList) -> ImageInputs:
+        return ImageInputs(images, preprocessing, loader, bad_files, seed=config["seed"])
+
+    held_out = (dataset.test, dataset.val)
+    test, val = (None if images is None else (inputs(images), images.labels) for images in held_out)
+    return _Parts(inputs(dataset.train), test, val, (3, dataset.crop, dataset.crop), 1.0)
 
 
 def _noisy_labels(config: Config, dataset: Dataset | ImageDataset) -> _NoisyLabels:

@@ -277,7 +277,7 @@ def test_bad_test_images_are_left_out_of_the_accuracy(tmp_path: Path) -> None:
 
 
 def test_auto_takes_dali_where_it_can_be_imported_and_says_why() -> None:
-    from jocor_fast.data.loaders import choose_loader
+    from jocor_fast.data.image_source import choose_loader
 
     for device in ("cpu", "cuda"):
         name, reason = choose_loader("auto", torch.device(device))
@@ -290,7 +290,7 @@ def test_without_dali_auto_takes_the_other_and_asking_for_it_is_one_sentence(
 ) -> None:
     import sys
 
-    from jocor_fast.data.loaders import choose_loader
+    from jocor_fast.data.image_source import choose_loader
 
     for module in [name for name in sys.modules if name.startswith(("nvidia.dali", "jocor_fast.data.dali"))]:
         monkeypatch.delitem(sys.modules, module)

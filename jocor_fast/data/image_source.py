@@ -7,6 +7,7 @@ is left out (evaluation), so that the numbers of all others stay what they are. 
 
 from __future__ import annotations
 
+import importlib
 import os
 import zlib
 from bisect import bisect_left
@@ -23,6 +24,7 @@ import torch
 from torch import Tensor
 
 from jocor_fast.data.bad_files import BadFiles
+from jocor_fast.data.dataset import DataError
 from jocor_fast.data.decoder import Decoder, Loaded
 from jocor_fast.data.image_file import BadImage
 from jocor_fast.data.image_set import MOST_TRIED, ImageList, none_readable, spread
@@ -31,6 +33,8 @@ from jocor_fast.data.preprocessing import CENTRE, Draw, Preprocessing, draw
 from jocor_fast.engine.environment import usable_cores
 from jocor_fast.engine.samples import Batch, InputSource
 
+LOADERS = ("dali", "torchvision")
+FASTER_ON_CPU = "the faster one, see benchmarks/results/loader_cpu.md"
 BATCHES_AHEAD = 3  # that threads read while one is trained on
 
 
@@ -201,3 +205,27 @@ class ImageSource:
         if not found:
             path = self.images.paths[0]
             raise none_readable(self.images.folder, failed, path, self.bad_files.reasons[path])
+
+
+def choose_loader(asked: str, device: torch.device) -> tuple[str, str]:
+    """The loader of a run, and why it is this one.
+
+    Args:
+        asked: "dali"; "torchvision" (Pillow and torch, as its transforms do it; always there); or "auto".
+        device: of the run.
+
+    Raises:
+        DataError: DALI was asked for and cannot be imported.
+    """
+    if asked == "torchvision":
+        return asked, ""
+    try:
+        importlib.import_module("jocor_fast.data.dali_decoder")
+    except ImportError as error:
+        sentence = f"{error}: pip install 'jocor-fast[dali]'"
+        if asked == "dali":
+            raise DataError(f"loader must be torchvision where {sentence}") from None
+        return "torchvision", sentence
+    if asked == "dali":
+        return asked, ""
+    return "dali", FASTER_ON_CPU if device.type == "cpu" else "it decodes on the GPU"
