@@ -22,10 +22,9 @@ from typing import Any
 
 import torch
 
-import record
 from cases import CPU_SHAPES, OURS, Case, cases_of
 from interleave import Figures, measure
-from record import RESULTS, described, machine, versions
+from record import described, device, machine, parser, versions
 from tables import csv_text, markdown_table, microseconds
 from timing import clock_of
 
@@ -131,13 +130,10 @@ def compare_on_gpu(output: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, allow_abbrev=False, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument("--device", choices=("cpu", "cuda"), default=record.device(), help="default: a GPU if any")
-    parser.add_argument("--output", type=Path, default=RESULTS, help="folder of what is written")
-    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
+    options = parser(__doc__)
+    options.add_argument("--device", choices=("cpu", "cuda"), default=device(), help="default: a GPU if any")
+    options.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
+    arguments = options.parse_args()
     if arguments.child:
         json.dump(measure_in_this_process(), sys.stdout)
         return

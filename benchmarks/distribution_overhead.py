@@ -12,11 +12,9 @@ distribution_overhead.json and .md.
 
 from __future__ import annotations
 
-import argparse
 import os
 import statistics
 from collections.abc import Callable
-from pathlib import Path
 from time import perf_counter
 
 import torch
@@ -30,7 +28,7 @@ from jocor_fast.engine.samples import TrainData
 from jocor_fast.engine.settings import TrainSettings
 from jocor_fast.engine.trainer import Trainer
 from jocor_fast.models import build_model, mlp
-from record import RESULTS, described, write
+from record import described, parser, write
 from tables import markdown_table
 
 WARM_UP, SECONDS = 3, 20.0
@@ -110,9 +108,7 @@ def table(figures: dict[str, dict[str, dict[str, float]]]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path, default=RESULTS, help="folder of distribution_overhead.json and .md")
-    arguments = parser.parse_args()
+    arguments = parser(__doc__).parse_args()
     os.environ.update(RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT="0")
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
     with joined_processes("cpu") as processes:

@@ -9,10 +9,8 @@ and .md.
 
 from __future__ import annotations
 
-import argparse
 import statistics
 from collections.abc import Callable
-from pathlib import Path
 from time import perf_counter
 
 import torch
@@ -22,7 +20,7 @@ from jocor_fast.engine.samples import TrainData
 from jocor_fast.engine.settings import TrainSettings
 from jocor_fast.engine.trainer import Trainer
 from jocor_fast.models import mlp
-from record import RESULTS, described, write
+from record import described, parser, write
 from tables import markdown_table
 
 SAMPLES, BATCH, SPELL, WARM_UP, SECONDS = 60_000, 128, 48, 5, 40.0
@@ -72,9 +70,7 @@ def measure(threads: int) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path, default=RESULTS, help="folder of history_overhead.json and .md")
-    arguments = parser.parse_args()
+    arguments = parser(__doc__).parse_args()
     figures = {threads: measure(threads) for threads in (1, 2)}
     rows = [
         [str(threads), f"{1e6 * of['without']:.0f}", f"{1e6 * of['with']:.0f}", f"{100 * of['share']:+.1f} %"]

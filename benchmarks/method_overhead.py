@@ -11,10 +11,8 @@ threads of one operator would take the core of the next. Writes method_overhead.
 
 from __future__ import annotations
 
-import argparse
 import statistics
 from collections.abc import Callable
-from pathlib import Path
 from time import perf_counter
 
 import torch
@@ -27,7 +25,7 @@ from jocor_fast.engine.settings import TrainSettings
 from jocor_fast.experiments import METHOD_TITLES
 from jocor_fast.methods import METHODS, FCorrection, Keep
 from jocor_fast.models import mlp
-from record import RESULTS, described, write
+from record import described, parser, write
 from tables import markdown_table, microseconds
 
 THREADS, BATCH, CLASSES, FORGET_RATE = 2, 128, 10, 0.5
@@ -94,11 +92,7 @@ def table(figures: dict[str, dict[str, float]]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, allow_abbrev=False, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument("--output", type=Path, default=RESULTS, help="folder of method_overhead.json and .md")
-    arguments = parser.parse_args()
+    arguments = parser(__doc__).parse_args()
     torch.set_num_threads(THREADS)
     figures = {name: measure(name) for name in METHODS}
     write("method_overhead", table(figures), {"command": COMMAND, "seconds": figures}, arguments.output)

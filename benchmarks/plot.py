@@ -15,11 +15,12 @@ from matplotlib.axes import Axes
 from cases import LOSS_CONTENDERS
 
 Row = Mapping[str, Any]
+WORK = "forward + backward"
 
 
-def draw_panel(axis: Axes, rows: Sequence[Row], dtype: str, work: str, cache: str) -> None:
-    """One type, piece of work and cache: GPU time where there is one, else the time on the wall."""
-    shown = [row for row in rows if (row["dtype"], row["work"], row["cache"]) == (dtype, work, cache)]
+def draw_panel(axis: Axes, rows: Sequence[Row], dtype: str) -> None:
+    """Forward and backward, warm, in one type: GPU time where there is one, else the time on the wall."""
+    shown = [row for row in rows if (row["dtype"], row["work"], row["cache"]) == (dtype, WORK, "warm")]
     shapes = sorted({row["shape"] for row in shown}, key=logits_in)
     clock = "gpu" if any(row["gpu_us"] is not None for row in shown) else "wall"
     for name in LOSS_CONTENDERS:
@@ -28,7 +29,7 @@ def draw_panel(axis: Axes, rows: Sequence[Row], dtype: str, work: str, cache: st
         if known:
             axis.plot(known, [times[shapes[number]] for number in known], marker="o", label=name)
     axis.set_xticks(range(len(shapes)), shapes, rotation=30)
-    axis.set(yscale="log", ylabel=f"{clock} time, µs", title=f"{work}, {dtype}, {cache}")
+    axis.set(yscale="log", ylabel=f"{clock} time, µs", title=f"{WORK}, {dtype}, warm")
     axis.grid(alpha=0.3)
 
 
@@ -40,10 +41,10 @@ def logits_in(shape: str) -> int:
 
 def draw_figures(rows: Sequence[Row], path: Path, caption: str) -> None:
     """Forward and backward, warm, in each type that was measured."""
-    types = sorted({row["dtype"] for row in rows if row["work"] == "forward + backward"}, reverse=True)
+    types = sorted({row["dtype"] for row in rows if row["work"] == WORK}, reverse=True)
     figure, axes = plt.subplots(1, max(1, len(types)), figsize=(6.5 * max(1, len(types)), 4), squeeze=False)
     for axis, dtype in zip(axes[0], types, strict=False):
-        draw_panel(axis, rows, dtype, "forward + backward", "warm")
+        draw_panel(axis, rows, dtype)
         axis.legend(fontsize=7)
     finish(figure, path, caption)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import platform
@@ -49,6 +50,15 @@ def described() -> str:
     """Machine and versions in one line, for the foot of a table."""
     facts = {**machine(), **versions()}
     return ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in facts.items())
+
+
+def parser(text: str | None) -> argparse.ArgumentParser:
+    """Of a script that writes its results into a folder; `text` is its docstring."""
+    made = argparse.ArgumentParser(
+        description=text, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    made.add_argument("--output", type=Path, default=RESULTS, help="folder of what is written")
+    return made
 
 
 def write(name: str, text: str, content: Mapping[str, Any], output: Path = RESULTS) -> None:

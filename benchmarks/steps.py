@@ -8,7 +8,6 @@ device, beside one alone (each a process, as `jocor-fast reproduce --jobs N` mak
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import subprocess
@@ -22,7 +21,7 @@ from typing import Any
 
 import torch
 
-from record import RESULTS, described, device, write
+from record import described, device, parser, write
 from step_rungs import RUNGS, Rung, Task, rungs_of, tasks_of
 from tables import markdown_table
 
@@ -67,15 +66,14 @@ def host_us_and_gpu_share(way: Rung, where: torch.device, steps_per_second: floa
     return 1e6 * _host_seconds(way, where), _gpu_share(way)
 
 
-def measure_all(where: str, tasks: Sequence[Task] | None = None, *, seconds: float = SECONDS) -> list[Figures]:
+def measure_all(where: str) -> list[Figures]:
     """Every rung of every task that the device has."""
+    on = torch.device(where, 0) if where == "cuda" else torch.device(where)
     results = []
-    for task in tasks_of(where) if tasks is None else tasks:
+    for task in tasks_of(where):
         for rung in rungs_of(where):
             print(f"  {task.name}: {rung}", file=sys.stderr, flush=True)
-            results.append(
-                measure(task, rung, torch.device(where, 0) if where == "cuda" else torch.device(where), seconds=seconds)
-            )
+            results.append(measure(task, rung, on))
     return results
 
 
@@ -178,12 +176,9 @@ def runs_at_once(count: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, allow_abbrev=False, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument("--output", type=Path, default=RESULTS, help="folder of the results")
-    parser.add_argument("--at-once", type=int, metavar="N", help="time N runs side by side instead")
-    arguments = parser.parse_args()
+    options = parser(__doc__)
+    options.add_argument("--at-once", type=int, metavar="N", help="time N runs side by side instead")
+    arguments = options.parse_args()
     if arguments.at_once is not None:
         print(json.dumps(runs_at_once(arguments.at_once)))
         return

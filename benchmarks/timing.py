@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Protocol
 
 import torch
 
@@ -33,16 +32,11 @@ class Sample:
     host: float | None = None
 
 
-class Clock(Protocol):
-    def samples(self, step: Step, cache: Cache) -> list[Sample]:
-        """Times some steps, after an untimed one that brings code and data back into the caches."""
-        ...
-
-
 class CpuClock:
     """Single steps on the wall. There is no cold cache: a CPU's is not emptied between the steps of a training."""
 
     def samples(self, step: Step, cache: Cache) -> list[Sample]:
+        """Times some steps, after an untimed one that brings code and data back into the caches."""
         start = perf_counter()
         step()
         count = max(2, min(MOST_REPEATS, int(SPAN_SECONDS / (perf_counter() - start))))
@@ -106,6 +100,9 @@ class GpuClock:
         self.delay(int(min(2 * host + 1e-4, LONGEST_DELAY_SECONDS) * self.cycles_per_second))
         gpu = self.events_around(steps)
         return [Sample(wall / repeats, gpu / repeats, host / repeats)]
+
+
+Clock = CpuClock | GpuClock
 
 
 def clock_of(device: str) -> Clock:

@@ -98,7 +98,7 @@ def draw(folder: Path, facts: Facts, outcomes: Sequence[Outcome]) -> None:
 
     figure, axes = plt.subplots(1, 3, figsize=(17, 4.2))
     for axis, dtype in zip(axes, ("float32", "bfloat16"), strict=False):
-        draw_panel(axis, measured.rows, dtype, "forward + backward", "warm")
+        draw_panel(axis, measured.rows, dtype)
         if axis.lines:
             axis.legend(fontsize=7)
     for name, accuracies in curves.items():
