@@ -80,7 +80,6 @@ def estimate_noise(
 
     Args:
         config: the settings of the run; model, batch size, optimiser, seed and device are those of the warm-up too.
-        task: its data.
         epochs: of the warm-up; None: `warm_up_epochs`.
         on_epoch: told after every epoch of a warm-up (epochs done, epochs in all).
 

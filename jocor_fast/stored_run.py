@@ -40,7 +40,6 @@ def task_of_run(
     Args:
         config: the content of its config.json.
         data_root: `--data-root`; None: where data sets lie if nothing is said.
-        announce: called with a sentence before each download.
 
     Raises:
         ConfigError, DataError: the data, or the files that its labels came from, are no longer there or have changed.

@@ -23,11 +23,6 @@ def rungs(epochs: int, *, ramp_epochs: int, candidates: int) -> list[int]:
     there, at twice the ramp: before, a large λ, which learns more slowly, is behind those that it overtakes (on MNIST
     with half of the labels wrong, three epochs after the ramp, the best λ was third of four). There are no more than it
     takes to get from all candidates to one.
-
-    Args:
-        epochs: of a whole run.
-        ramp_epochs: T_k.
-        candidates: how many there are.
     """
     found = [epochs]
     halvings = math.ceil(math.log2(candidates))
@@ -39,10 +34,7 @@ def rungs(epochs: int, *, ramp_epochs: int, candidates: int) -> list[int]:
 def score(metrics: Sequence[Mapping[str, Any]], rung: int) -> float | None:
     """The mean validation accuracy over the last epochs up to a rung; None where the run did not get there.
 
-    Args:
-        metrics: the lines of metrics.jsonl; later ones than the rung are not looked at, so that a search that is run
-            again decides as it did before.
-        rung: an epoch.
+    Later epochs than the rung are not looked at, so that a search that is run again decides as it did before.
     """
     if len(metrics) < rung:
         return None

@@ -53,12 +53,8 @@ CIFAR_LAYOUTS = {
 def load_cifar(name: str, folders: Sequence[Path]) -> Dataset:
     """Load CIFAR-10 or CIFAR-100: images [N, 3, 32, 32] uint8.
 
-    Each folder is searched for the batches (in it, or in the folder that the published archive unpacks to), then for
-    NAME.npz with `x_train`, `y_train`, `x_test`, `y_test`.
-
-    Args:
-        name: a key of `CIFAR_LAYOUTS`.
-        folders: where to look, in this order.
+    Each folder in turn is searched for the batches (in it, or in the folder that the published archive unpacks to),
+    then for NAME.npz with `x_train`, `y_train`, `x_test`, `y_test`.
 
     Raises:
         DataError: nothing is found, a batch is missing, or a file is broken.

@@ -73,7 +73,6 @@ def class_numbers(
 
     Args:
         labels: as for `label_values`; not every class need occur.
-        num_classes: C.
         label_table: the original label of each class, where the data set has such a table: labels are then looked up in
             it. Without one they must be the numbers 0 … C−1.
 

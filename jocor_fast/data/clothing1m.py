@@ -36,10 +36,7 @@ WHERE_FROM = "its authors hand it out for research on request, see github.com/Cy
 
 
 def load_clothing1m(folders: Sequence[Path]) -> ImageDataset:
-    """Read the lists, some seconds for the whole million; no image is opened.
-
-    Args:
-        folders: where to look, in this order.
+    """Read the lists in the first folder that has them, some seconds for the whole million; no image is opened.
 
     Raises:
         DataError: a list is absent or a line of it wrong (the sentence names file and line), or an image that is

@@ -59,7 +59,6 @@ def load_idx_dataset(name: str, folders: Sequence[Path], announce: Callable[[str
     """Load MNIST or Fashion-MNIST: images [N, 28, 28] uint8, ten classes.
 
     Args:
-        name: a key of `IDX_SITES`.
         folders: where to look, in this order; what is missing is downloaded into the first.
         announce: called with a sentence before each download.
 

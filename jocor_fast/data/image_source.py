@@ -212,7 +212,6 @@ def choose_loader(asked: str, device: torch.device) -> tuple[str, str]:
 
     Args:
         asked: "dali"; "torchvision" (Pillow and torch, as its transforms do it; always there); or "auto".
-        device: of the run.
 
     Raises:
         DataError: DALI was asked for and cannot be imported.

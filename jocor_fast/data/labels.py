@@ -56,7 +56,6 @@ def read_labels(
     Args:
         spec: FILE.npy, FILE.npz:KEY, FILE.pt:KEY or FILE.csv.
         dataset_labels: int64 [N], the data set's own labels; clean labels must equal them in 99.9 % of the rows.
-        num_classes: C.
         clean_spec: a file of clean labels, in the same forms (of a .csv its clean column, else its label column).
         label_table: the data set's `label_table`: where there is one, the files hold the original labels.
 

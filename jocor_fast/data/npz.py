@@ -24,11 +24,8 @@ def load_npz_dataset(path: Path, *, name: str, num_classes: int | None = None, d
     uint8, other integers in 0 … 255, or finite floats (taken as they are). Only the training part must be there.
 
     Args:
-        path: the archive.
-        name: the name of the data set.
         num_classes: C, where it is known: labels must be 0 … C−1, and some may be absent. Otherwise the labels of all
             parts together define the classes; strings and gaps are mapped (`label_table`).
-        default_model: the network for this data where none is asked for.
 
     Raises:
         DataError: the file is absent or broken, an array is missing, or of another kind.

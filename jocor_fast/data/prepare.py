@@ -54,9 +54,6 @@ def prepare(
     that cannot be read are left out; a run on the prepared data set finds them missing.
 
     Args:
-        dataset: what to resize.
-        output: a folder for it.
-        preparation: how.
         on_file: told (files done, files in all) after each.
 
     Returns:

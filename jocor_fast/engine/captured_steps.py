@@ -49,14 +49,7 @@ class CapturedSteps:
         *,
         cuda: Any = None,
     ) -> None:
-        """
-        Args:
-            step: networks, method and optimiser.
-            source: the inputs of all samples.
-            labels: int64 [N], beside them.
-            history: what is kept of each sample.
-            cuda: what stands in for `torch.cuda`, in tests.
-        """
+        """Labels are int64 [N], beside the inputs; `cuda` is what stands in for `torch.cuda`, in tests."""
         self.step = step
         self.source = source
         self.labels = labels

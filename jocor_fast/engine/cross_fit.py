@@ -58,9 +58,6 @@ def cross_fit(
 
     Args:
         settings: batch size, optimiser, learning rate, augmentation, seed, device and precision are taken from them.
-        build_network: makes a network.
-        train: the samples.
-        num_classes: C.
         epochs: how long each network is trained, at the full learning rate.
         val: what both networks predict besides.
         on_epoch: told after every epoch (epochs done by both networks together, epochs in all).

@@ -104,12 +104,7 @@ class EpochLog:
         return torch.stack([number.double() for number in numbers])
 
     def class_counts(self, labels: Tensor, classes: int) -> Tensor:
-        """How many rows were selected and how many there were, by their noisy label: float64 [2, C] on the device.
-
-        Args:
-            labels: int64 [N], the noisy labels of all samples.
-            classes: C.
-        """
+        """How many rows were selected and how many there were, by their noisy label: float64 [2, C] on the device."""
         rows = torch.stack([self.selected.double().mean(0), torch.ones_like(self.losses[:1]).expand(len(self.order))])
         counts = torch.zeros(2, classes, dtype=torch.float64, device=rows.device)
         return counts.index_add_(1, labels[self.order], rows)

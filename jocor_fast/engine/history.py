@@ -102,7 +102,6 @@ class SampleHistory:
         Args:
             samples: int64 [M], the numbers of the samples in all their batches, none twice.
             labels: int64 [M].
-            outcomes: what the steps came to.
         """
         num_networks = len(outcomes[0].logits)
         logits = [outcome.logits[network].t() for network in range(num_networks) for outcome in outcomes]

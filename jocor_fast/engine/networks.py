@@ -194,12 +194,7 @@ def build_networks(source: NetworkSource, count: int, method: str, device: torch
 
 
 def probe_classes(networks: Sequence[nn.Module], inputs: Tensor, name: str) -> int:
-    """C, found by passing a few inputs [n, ...] through each network in evaluation mode.
-
-    Args:
-        networks: of a run.
-        inputs: as the networks take them.
-        name: what they are of, for messages.
+    """C, found by passing a few inputs [n, ...] through each network in evaluation mode; `name` is for messages.
 
     Raises:
         ValueError: a network does not take them, or gives no logits [n, C], or the two differ in C.

@@ -229,9 +229,6 @@ def joined_processes(device: str) -> Iterator[Processes]:
 
     A process group that the caller has made is used and left as it is.
 
-    Args:
-        device: of the run, as the settings have it.
-
     Raises:
         ValueError: the machine has fewer GPUs than processes, or `device` names one of them.
         RunError: the processes do not meet.

@@ -22,11 +22,9 @@ def loss_over_all(
     """The loss of the batch that the processes hold together: row i of process r is its row i · W + r.
 
     Args:
-        method: of the run.
         logits: [B, C] of each network, this process's rows.
-        labels: int64 [B].
-        keep: for the whole batch.
-        processes: W of them, each with B rows.
+        labels: int64 [B], of these.
+        keep: for the whole batch of B · W rows.
 
     Returns:
         The whole batch's loss, the same number in each process; its gradient reaches this process's logits W times as

@@ -60,7 +60,6 @@ class TrainingStep:
         Args:
             stored: [B, ...], samples as the source hands them out.
             labels: int64 [B].
-            rates: what holds for the epoch.
 
         Returns:
             What the method made of the batch; nothing of it keeps more than the logits alive.

@@ -13,9 +13,6 @@ STD_DDOF = 1  # the sample standard deviation: five runs stand for the runs one 
 def last_mean(metrics: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The means of test accuracy and label precision over the last ten epochs, or all where there are fewer.
 
-    Args:
-        metrics: the lines of metrics.jsonl.
-
     Returns:
         {test_accuracy, label_precision, epochs: how many are averaged}; None where an epoch has no accuracy, or
         none has a precision. (One in which nothing was trained on, as by Decoupling where nobody disagrees, has none.)

@@ -30,8 +30,6 @@ def audit_page(
     """The page's text.
 
     Args:
-        found: the audit.
-        title: what was audited.
         labels: how a file of labels calls each class; the page exports these.
         names: what the page calls each class.
         ids: int64 [n], the number in the data set of each sample of the audit.
@@ -39,7 +37,6 @@ def audit_page(
         picture: the address of a sample's picture, by its number in the data set (None: its file cannot be read); None
             where samples are no images.
         matrix_picture: the address of the picture of the noise matrix.
-        most: how many samples to show at most.
         paths: the file of each sample of the data set; None where they lie in none.
     """
     shown = shown_samples(found, most)

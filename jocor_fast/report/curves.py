@@ -66,7 +66,6 @@ def draw_comparison(
         panels: {column title: {method: [metrics of each run]}}; where runs differ in length, an epoch is averaged over
             those that reached it.
         path: the image to write; its ending gives the format.
-        title: heads the figure.
     """
     rows = _rows([run for methods in panels.values() for runs in methods.values() for run in runs])
     figure, axes = _panels(rows, columns=max(len(panels), 1))

@@ -84,10 +84,7 @@ class SearchResult:
 def draw_search(result: SearchResult, curves: Mapping[float, Sequence[Mapping[str, Any]]], path: Path) -> None:
     """Draw validation accuracy against epochs, a line a λ, and against λ, a line a rung.
 
-    Args:
-        result: of the search.
-        curves: {λ: lines of metrics.jsonl}.
-        path: the image to write.
+    `curves` are {λ: lines of metrics.jsonl}.
     """
     from matplotlib import colormaps
     from matplotlib.ticker import MaxNLocator
