@@ -113,19 +113,9 @@ def fit(
         modules = build_networks(networks, count, settings.method, device)
         if not processes.first:  # dropout masks of its own
             seed_generators(derived_seed(settings.seed, 3, processes.rank), device)
-        labels = {"training": train.labels, "clean": train.clean_labels}
-        labels |= {name: None if data is None else data.labels for name, data in (("test", test), ("validation", val))}
-        processes.check_agreement(
-            {
-                **settings.as_dict(),
-                **{f"{name} labels": None if of is None else _checksum(of) for name, of in labels.items()},
-                "networks": [[tuple(parameter.shape) for parameter in module.parameters()] for module in modules],
-                "whether there is an output folder": output is not None,
-                "resume": resume,
-                "stop_after": stop_after,
-                "checkpoint_every": checkpoint_every,
-            }
-        )
+        given: dict[str, Any] = {"whether there is an output folder": output is not None, "resume": resume}
+        given |= {"stop_after": stop_after, "checkpoint_every": checkpoint_every}
+        processes.check_agreement({**settings.as_dict(), **_described(modules, train, test, val), **given})
         trainer = Trainer(settings, modules, train, test, val, device, processes)
         try:
             session = Session(
@@ -149,6 +139,18 @@ def fit(
             return session.run(resume=resume)
         finally:
             trainer.release()
+
+
+def _described(
+    modules: Sequence[nn.Module], train: TrainData, test: EvalData | None, val: EvalData | None
+) -> dict[str, Any]:
+    """What can be told of networks and labels by name, so that processes see whether they were given the same."""
+    labels = {"training": train.labels, "clean": train.clean_labels}
+    labels |= {name: None if data is None else data.labels for name, data in (("test", test), ("validation", val))}
+    return {
+        **{f"{name} labels": None if of is None else _checksum(of) for name, of in labels.items()},
+        "networks": [[tuple(parameter.shape) for parameter in module.parameters()] for module in modules],
+    }
 
 
 def _checksum(labels: Tensor) -> str:
