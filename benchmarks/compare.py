@@ -26,7 +26,7 @@ from cases import CPU_SHAPES, OURS, Case, cases_of
 from interleave import Figures, measure
 from record import described, device, machine, parser, versions
 from tables import csv_text, markdown_table, microseconds
-from timing import clock_of
+from timing import clock_of, copy_bytes_per_second
 
 GIB = str(1 << 30)
 ALLOCATORS = {
@@ -115,7 +115,6 @@ def compare_on_cpu(output: Path) -> None:
 
 def compare_on_gpu(output: Path) -> None:
     from plot import draw_figures
-    from timing import copy_bytes_per_second
 
     clock = clock_of("cuda")
     copy = copy_bytes_per_second()

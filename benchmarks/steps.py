@@ -1,28 +1,24 @@
 """The training step, rung by rung: steps a second, the host's time for a step, how much of the time the GPU computes.
 
-    python benchmarks/steps.py [--output DIR] [--at-once N]
-
-Writes steps_cpu.json and .md, or steps_gpu. With --at-once, how long N runs of MNIST's JoCoR take side by side on the
-device, beside one alone (each a process, as `jocor-fast reproduce --jobs N` makes them).
+And how long several runs take side by side on a device, beside one alone.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 import torch
 
-from record import described, device, parser, write
-from step_rungs import RUNGS, Rung, Task, rungs_of, tasks_of
+from record import device
+from step_rungs import RUNGS, Rung, Task
 from tables import markdown_table
 
 SECONDS = 1.0  # of steps are timed, at least
@@ -64,17 +60,6 @@ def host_us_and_gpu_share(way: Rung, where: torch.device, steps_per_second: floa
     if where.type != "cuda":
         return 1e6 / steps_per_second, None
     return 1e6 * _host_seconds(way, where), _gpu_share(way)
-
-
-def measure_all(where: str) -> list[Figures]:
-    """Every rung of every task that the device has."""
-    on = torch.device(where, 0) if where == "cuda" else torch.device(where)
-    results = []
-    for task in tasks_of(where):
-        for rung in rungs_of(where):
-            print(f"  {task.name}: {rung}", file=sys.stderr, flush=True)
-            results.append(measure(task, rung, on))
-    return results
 
 
 def table(results: Sequence[Figures]) -> str:
@@ -164,7 +149,10 @@ def seconds_of_runs(count: int, options: Sequence[str]) -> float:
 
 
 def runs_at_once(count: int) -> dict[str, Any]:
-    """One run of MNIST's JoCoR (digits, where MNIST is not at hand), and `count` of them at once."""
+    """One run of MNIST's JoCoR (digits, where MNIST is not at hand), and `count` of them at once.
+
+    Each is a process, as `jocor-fast reproduce --jobs N` makes them.
+    """
     root = os.environ.get("JOCOR_FAST_DATA")
     data = "mnist" if root and (Path(root) / "mnist").is_dir() else "digits"
     epochs = 200 if device() == "cuda" or data == "digits" else 3
@@ -173,24 +161,3 @@ def runs_at_once(count: int) -> dict[str, Any]:
     alone, together = seconds_of_runs(1, options), seconds_of_runs(count, options)
     figures = {"one_alone": alone, "all_at_once": together, "ratio": together / alone}
     return {"data": data, "epochs": epochs, "runs": count, **figures}
-
-
-def main() -> None:
-    options = parser(__doc__)
-    options.add_argument("--at-once", type=int, metavar="N", help="time N runs side by side instead")
-    arguments = options.parse_args()
-    if arguments.at_once is not None:
-        print(json.dumps(runs_at_once(arguments.at_once)))
-        return
-    where = device()
-    results = measure_all(where)
-    text = (
-        "The training step, rung by rung (`python benchmarks/steps.py`); in brackets: over the published step.\n\n"
-        f"{table(results)}\n{described()}\n"
-    )
-    name = f"steps_{'gpu' if where == 'cuda' else 'cpu'}"
-    write(name, text, {"figures": [asdict(of) for of in results]}, arguments.output)
-
-
-if __name__ == "__main__":
-    main()
