@@ -6,7 +6,9 @@ tests that take the device as a parameter.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -17,8 +19,12 @@ from loss_cases import assert_close, oracle, random_logits
 
 pytestmark = pytest.mark.gpu
 
-# One launch for rows and selection, and two that are linked; a row in part of a warp, in a warp, in a block.
-SHAPES = [(128, 10), (64, 100), (4096, 10), (300, 1000), (40, 3000)]
+TABLE = (Path(__file__).parents[1] / "csrc" / "cuda" / "row_mapping.h").read_text()
+(IN_ONE_BLOCK,) = (int(rows) for rows in re.findall(r"\bkOneBlockRows = (\d+);", TABLE))
+IN_A_CLUSTER = IN_ONE_BLOCK + 500
+# One launch for rows and selection, and two that are linked, of which the second is a block or a cluster; a row in part
+# of a warp, in a warp, in a block.
+SHAPES = [(128, 10), (64, 100), (IN_ONE_BLOCK, 10), (IN_A_CLUSTER, 10), (300, 1000), (40, 3000)]
 
 
 def loss_and_gradients(z1: Tensor, z2: Tensor, target: Tensor, num_keep: Tensor | int) -> list[Tensor]:
@@ -157,9 +163,10 @@ def test_a_captured_step_trains_as_the_eager_one(batches: list[tuple[Tensor, Ten
     assert torch.stack(losses).unique().numel() == len(losses)
 
 
-def test_many_replays_give_the_same_bits() -> None:
+@pytest.mark.parametrize("rows", [IN_ONE_BLOCK, IN_A_CLUSTER])
+def test_many_replays_give_the_same_bits(rows: int) -> None:
     """Two linked launches: a selection that did not wait for the rows would read those of the replay before."""
-    inputs = [random_logits(6000, 10, device="cuda", seed=seed) for seed in (0, 1)]
+    inputs = [random_logits(rows, 10, device="cuda", seed=seed) for seed in (0, 1)]
     held = [x.detach().clone() for x in inputs[0]]
     graph, results = captured(lambda: list(jocor_fast.jocor_loss(*held, num_keep=2500)))
     expected = [list(jocor_fast.jocor_loss(*(x.detach() for x in each), num_keep=2500)) for each in inputs]
