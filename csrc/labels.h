@@ -1,6 +1,8 @@
 // How a row's label is read, on every device: any integer type, any stride.
 #pragma once
 
+#include <type_traits>
+
 #include "joint_loss.h"
 #include "joint_loss_math.h"
 
@@ -12,30 +14,33 @@ struct Label {
   bool valid;  // in [0, classes)
 };
 
-template <class Integer>
+// `Narrow`: what labels of fewer than 64 bits are extended to first.
+template <class Integer, class Narrow>
 JF_INLINE int64_t label_at(const LogitPair& pair, int64_t row) {
-  return static_cast<int64_t>(static_cast<const Integer*>(pair.labels)[row * pair.label_stride]);
+  using Word = std::conditional_t<sizeof(Integer) == 8, int64_t, Narrow>;
+  return static_cast<int64_t>(static_cast<Word>(static_cast<const Integer*>(pair.labels)[row * pair.label_stride]));
 }
 
+template <class Narrow = int64_t>
 JF_INLINE int64_t label_value(const LogitPair& pair, int64_t row) {
   switch (pair.label_type) {
     case LabelType::uint8:
-      return label_at<uint8_t>(pair, row);
+      return label_at<uint8_t, Narrow>(pair, row);
     case LabelType::int8:
-      return label_at<int8_t>(pair, row);
+      return label_at<int8_t, Narrow>(pair, row);
     case LabelType::uint16:
-      return label_at<uint16_t>(pair, row);
+      return label_at<uint16_t, Narrow>(pair, row);
     case LabelType::int16:
-      return label_at<int16_t>(pair, row);
+      return label_at<int16_t, Narrow>(pair, row);
     case LabelType::uint32:
-      return label_at<uint32_t>(pair, row);
+      return label_at<uint32_t, Narrow>(pair, row);
     case LabelType::int32:
-      return label_at<int32_t>(pair, row);
+      return label_at<int32_t, Narrow>(pair, row);
     case LabelType::uint64:  // past int64 it turns negative, which is as invalid, and no ignore_index
     case LabelType::int64:
       break;
   }
-  return label_at<int64_t>(pair, row);
+  return label_at<int64_t, Narrow>(pair, row);
 }
 
 JF_INLINE Label as_label(const LogitPair& pair, int64_t value) {
@@ -45,5 +50,20 @@ JF_INLINE Label as_label(const LogitPair& pair, int64_t value) {
 }
 
 JF_INLINE Label read_label(const LogitPair& pair, int64_t row) { return as_label(pair, label_value(pair, row)); }
+
+// A label that a GPU has asked for and does not look at yet. Loads extend to 32 bits by themselves; to extend a signed
+// label to 64 takes an instruction, which would wait for it, and with it all that the thread asks for next.
+struct LabelUnderWay {
+  int64_t low;
+
+  JF_INLINE LabelUnderWay(const LogitPair& pair, int64_t row) : low(label_value<uint32_t>(pair, row)) {}
+
+  JF_INLINE Label arrived(const LogitPair& pair) const {
+    const LabelType type = pair.label_type;
+    const bool in_32_bits = type == LabelType::int8 || type == LabelType::int16 || type == LabelType::int32;
+    const int unused = in_32_bits ? 32 : 0;
+    return as_label(pair, static_cast<int64_t>(static_cast<uint64_t>(low) << unused) >> unused);
+  }
+};
 
 }  // namespace jocor_fast

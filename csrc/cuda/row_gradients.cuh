@@ -49,7 +49,7 @@ __device__ __forceinline__ RowTask<Logit> begin_row(const GradientParams& params
   using Real = RealOf<Logit>;
   const LogitPair& pair = params.pair;
   // Every number that the row needs is under way before the first is looked at, and before anything is written.
-  const Label label = read_label(pair, row);
+  const LabelUnderWay label_under_way(pair, row);
   const bool chosen1 = params.selected1 == nullptr || params.selected1[row] != 0;
   const bool chosen2 = params.selected2 == nullptr || params.selected2[row] != 0;
   const int64_t num_selected1 = params.num_selected1 != nullptr ? *params.num_selected1 : 1;
@@ -59,6 +59,7 @@ __device__ __forceinline__ RowTask<Logit> begin_row(const GradientParams& params
   task.statistics = static_cast<const RowStatistics<Real>*>(params.statistics)[row];
   task.weight1 = upstream * (Real(1) / static_cast<Real>(num_selected1));
   task.weight2 = upstream * (Real(1) / static_cast<Real>(num_selected2));
+  const Label label = label_under_way.arrived(pair);
   task.label = label.value;
   task.weights = LossWeights<Real>(pair.co_lambda);
   if (params.grad1 != nullptr) task.gradient1 = static_cast<Logit*>(params.grad1) + row * pair.classes;

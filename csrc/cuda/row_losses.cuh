@@ -134,10 +134,10 @@ __device__ __forceinline__ void rows_of_block(const RowParams& params, int64_t f
   const int64_t read_row = row < pair.rows ? row : pair.rows - 1;
   const Logit* z1 = first_logit1<Logit>(pair, read_row);
   const Logit* z2 = first_logit2<Logit>(pair, read_row);
-  const int64_t label = label_value(pair, read_row);  // under way with the logits; looked at when they are done
+  const LabelUnderWay label(pair, read_row);  // with the logits; looked at when they are done
   const auto result = row_loss_in_registers<Logit, mapping.lanes, mapping.columns, N>(
       z1, z2, pair.classes, lane, pair.co_lambda != 0.0, params.compare_predictions);
-  if (lane == 0 && row < pair.rows) write_row(params, row, as_label(pair, label), z1, z2, result);
+  if (lane == 0 && row < pair.rows) write_row(params, row, label.arrived(pair), z1, z2, result);
 }
 
 // Blocks of a multiprocessor at once, at least: 4 of 128 threads leave each 128 registers, which float32 fills. Half

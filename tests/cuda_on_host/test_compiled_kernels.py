@@ -147,6 +147,17 @@ def test_rows_in_registers_move_16_bytes_at_a_time(ptx: dict[str, str], dtype: s
     assert len(re.findall(STORE_16_BYTES, gradient)) >= vectors + 2  # and zeros, in loops
 
 
+def test_no_label_is_extended_to_64_bits_before_the_logits_are_asked_for(ptx: dict[str, str]) -> None:
+    """Its sign alone would be: at that the row would wait for its label. Zeros in its upper half need no label."""
+    rows = {name: body for name, body in ptx.items() if re.search("(losses|gradients)_in_registers|rows_and_sel", name)}
+    assert len(rows) == 2 * (4 + 3 + 4) + 3 * (3 + 2 + 3)  # float32, bfloat16; a width
+    for name, body in rows.items():
+        assert "ld.global.s32" not in body, name
+        narrow = re.findall(r"ld\.global\.s(?:8|16)\s+%rd\d+,.*\n\s*(\S+\s+%rd\d+, %rd\d+, \d+);", body)
+        assert len(narrow) == len(re.findall(r"ld\.global\.s(?:8|16)\b", body)) == 2, name
+        assert all(extension.startswith("and.b64") and extension.endswith(str(2**32 - 1)) for extension in narrow), name
+
+
 @pytest.mark.parametrize("dtype", TYPES)
 def test_long_rows_move_16_bytes_at_a_time(ptx: dict[str, str], dtype: str) -> None:
     arguments = f"I{MANGLED[dtype]}Li{WIDEST[dtype]}E"
