@@ -40,7 +40,9 @@ struct SomeKeys {
 };
 
 // How many keys come before that of `row`: those below it, and those that equal it in lower rows. Each of `lanes`
-// threads, a power of two, counts a share of them.
+// threads, a power of two, counts a share of them, by one comparison a key: in the blocks before the row's own an equal
+// key comes before it too, which `< key + 1` counts; in its own and those behind `< key` does not, and one thread adds
+// those that equal it in its own. (kNoCandidate + 1 is 0: nobody asks what comes before it.)
 template <class Bits>
 __device__ __forceinline__ int keys_before(const Bits* keys, int rows, Bits key, int row, int lane, int lanes) {
   constexpr int at_once = kKeysAtOnce<Bits>;
@@ -48,7 +50,7 @@ __device__ __forceinline__ int keys_before(const Bits* keys, int rows, Bits key,
 #pragma unroll 1  // to unroll it takes a division
   for (int first = lane * at_once; first < rows; first += lanes * at_once) {
     const SomeKeys<Bits> others(keys, first);
-    const Bits limit = first + at_once <= row ? key + 1 : key;  // one comparison a key; kNoCandidate asks for nothing
+    const Bits limit = first + at_once <= row ? key + 1 : key;
 #pragma unroll
     for (int i = 0; i < at_once; ++i) before += others.of[i] < limit;
   }

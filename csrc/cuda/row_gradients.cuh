@@ -131,9 +131,9 @@ __global__ void __launch_bounds__(kRowMappings[mapping_index].threads)
     const Real max2 = reduce_lanes<mapping.lanes>(largest(values2), Max{});
     if (!reads1 && !reads2) continue;
 #pragma unroll
-    for (int v = 0; v < mapping.columns / N; ++v) {
-      const int64_t column = (v * mapping.lanes + lane) * N;
-      if (column < pair.classes) write_gradients<N>(task, column, values1 + v * N, values2 + v * N, max1, max2);
+    for (int i = 0; i < mapping.columns; i += N) {
+      const int64_t column = column_of<mapping.lanes, N>(lane, i);
+      if (column < pair.classes) write_gradients<N>(task, column, values1 + i, values2 + i, max1, max2);
     }
   }
 }

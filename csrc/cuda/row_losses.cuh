@@ -72,7 +72,7 @@ __device__ __forceinline__ int prediction(const Real (&values)[columns], Real ma
   int first = lanes * columns;
 #pragma unroll
   for (int i = columns - 1; i >= 0; --i) {
-    const int column = (i / chunk * lanes + lane) * chunk + i % chunk;
+    const int column = column_of<lanes, chunk>(lane, i);
     if (is_prediction(values[i], max, column)) first = column;
   }
   return reduce_lanes<lanes>(first, Min{});

@@ -14,8 +14,7 @@ struct RowMapping {
 
 // A row in registers is read once. A lane holds whole chunks of 16 bytes (kChunk), so that the first line is none for
 // half precision. Each line's reason:
-//   4 x 4:   10 and 14 classes, as most of the paper's data sets have: a quarter of 600 instructions of the next line
-//   are
+//   4 x 4:   10 and 14 classes, as most of the paper's data sets have: of the next line's 600 instructions a quarter is
 //            for columns beyond 16 (counted from nvcc's code).
 //   4 x 8:   a 16-byte load a lane covers half-precision rows of 32 classes whole, and two shuffles reduce a row; a
 //            warp per row would leave 22 of its 32 lanes idle at 10 classes.

@@ -30,13 +30,18 @@ __device__ __forceinline__ Real largest(const Real (&values)[count]) {
 template <class Logit>
 constexpr int kChunk = 16 / sizeof(Logit);
 
-// Columns come to lanes in chunks: lane l holds chunks l, l + lanes, l + 2 lanes ..., each by loads of N columns.
-// `whole_vectors`: `classes` is a multiple of N.
+// Columns come to lanes in chunks: lane l holds chunks l, l + lanes, l + 2 lanes ... This is the i-th that it holds.
+template <int lanes, int chunk>
+__device__ __forceinline__ int column_of(int lane, int i) {
+  return (i / chunk * lanes + lane) * chunk + i % chunk;
+}
+
+// A lane's columns of a row, each chunk by loads of N. `whole_vectors`: `classes` is a multiple of N.
 template <int lanes, int columns, int chunk, int N, bool whole_vectors, class Logit>
 __device__ __forceinline__ void load_row(const Logit* z, int64_t classes, int lane, RealOf<Logit> (&values)[columns]) {
 #pragma unroll
   for (int i = 0; i < columns; i += N) {
-    const int64_t column = (i / chunk * lanes + lane) * chunk + i % chunk;
+    const int64_t column = column_of<lanes, chunk>(lane, i);
     if (column + N <= classes) {
       load_columns<N>(z + column, values + i);
     } else {
