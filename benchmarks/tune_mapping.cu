@@ -25,9 +25,9 @@ namespace {
 
 using Logit = JF_LOGIT;
 constexpr int kWidest = 16 / sizeof(Logit);
-constexpr int kRounds = 9;    // of which the median is printed
-constexpr int kRepeats = 20;  // launches between two looks at the clock
-constexpr long long kDelayCycles = 1000000;  // half a millisecond at least: a host launches over a hundred kernels
+constexpr int kRounds = 9;                   // of which the median is printed
+constexpr int kRepeats = 20;                 // launches between two looks at the clock
+constexpr long long kDelayCycles = 1000000;  // half a millisecond at least, for over a hundred launches
 
 void check(cudaError_t error, const char* what) {
   if (error == cudaSuccess) return;
