@@ -60,6 +60,7 @@ addEventListener("load", () => {  // all in one go, so that --dump-dom, which wa
   seen.csv = exported;
   byId("hidden").click(); byId("export").click();
   seen.csv_with_hidden = exported;
+  seen.widths = [document.documentElement.scrollWidth, window.innerWidth];
   const left = document.createElement("pre");
   left.id = "probe";
   left.textContent = JSON.stringify(seen);
@@ -80,12 +81,13 @@ def an_audit(samples: int = 399) -> tuple[Audit, np.ndarray]:
     return audit_history(SampleStatistics(labels, seen, seen // 2, np.ones(samples), probability, prediction)), true
 
 
-def a_page(found: Audit, most: int, picture: Any = None, paths: Any = None) -> str:
+def a_page(found: Audit, most: int, picture: Any = None, paths: Any = None, long: str = "") -> str:
+    names = [name + long for name in NAMES]
     return audit_page(
         found,
-        title="test",
-        labels=NAMES,
-        names=NAMES,
+        title="test" + long,
+        labels=names,
+        names=names,
         ids=np.arange(len(found.given)),
         given_labels=found.given,
         picture=picture,
@@ -111,7 +113,7 @@ def test_no_name_ends_the_script_that_holds_it_or_keeps_it_from_ending() -> None
     assert json.loads(data)["names"] == NAMES
 
 
-def probed(page: str, folder: Path) -> dict[str, Any]:
+def probed(page: str, folder: Path, width: int = 800) -> dict[str, Any]:
     """What the probe saw of a page in a browser."""
     browser = next(filter(None, map(shutil.which, BROWSERS)), None)
     if browser is None:
@@ -119,7 +121,7 @@ def probed(page: str, folder: Path) -> dict[str, Any]:
     path = folder / "page.html"
     path.write_text(page.replace("</body>", f"{PROBE}</body>"), encoding="utf-8")
     command = [browser, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={folder / 'profile'}"]
-    command += ["--dump-dom", path.as_uri()]
+    command += [f"--window-size={width},900", "--dump-dom", path.as_uri()]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
     left = re.search(r'<pre id="probe">(.*?)</pre>', ended.stdout, flags=re.DOTALL)
     assert left, ended.stderr[-2000:]
@@ -164,6 +166,12 @@ def test_in_a_browser_pictures_load_and_keys_filters_and_the_export_work(tmp_pat
     expected[clicked] = found.given[clicked]
     assert labels_of(seen["csv_with_hidden"]) == [NAMES[label] for label in expected]
     assert (found.suggested == true).all()
+
+
+def test_long_names_are_not_cut_off_in_a_narrow_window(tmp_path: Path) -> None:
+    found, _ = an_audit()
+    content, window = probed(a_page(found, 90, long="/folder" * 12), tmp_path, width=500)["widths"]
+    assert content <= window
 
 
 def test_only_what_somebody_doubts_is_shown() -> None:
