@@ -89,7 +89,8 @@ def jocor_loss(
     tensor([0., 0., 0.])
 
     Args:
-        logits1: [B, C] of the first network; float16, bfloat16, float32 or float64, any strides.
+        logits1: [B, C] of the first network; float16, bfloat16, float32 or float64, any strides. Tokens or pixels are
+            rows: `logits.flatten(0, 1)` of [B, T, C], `logits.movedim(1, -1).flatten(0, -2)` of [B, C, H, W].
         logits2: [B, C] of the second; same dtype and device.
         target: [B] labels in [0, C), any integer type, same device.
         co_lambda: λ in [0, 1], the weight of the agreement between the networks.

@@ -255,6 +255,22 @@ def test_broadcast_views_equal_their_copies(loss, device, broadcast):
     same(loss, (copy1, copy1, target), (view1, view1, target))
 
 
+@everywhere
+@pytest.mark.parametrize(
+    ("shape", "rows"),
+    [((2, 7, 5), lambda z: z.flatten(0, 1)), ((2, 5, 3, 4), lambda z: z.movedim(1, -1).flatten(0, -2))],
+    ids=["tokens", "pixels"],
+)
+def test_tokens_and_pixels_are_rows_as_the_readme_lays_them_out(loss, device, shape, rows):
+    logits = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).to(device)
+    by_class = logits if len(shape) == 4 else logits.movedim(-1, 1)  # as torch's cross-entropy has it
+    target = torch.arange(by_class[:, 0].numel(), device=device).reshape(by_class[:, 0].shape) % 5
+    target[0, -1] = -100
+    losses = loss.joint_loss(rows(logits), rows(logits), target.flatten(), co_lambda=0.0, ignore_index=-100)
+    expected = 2 * torch.nn.functional.cross_entropy(by_class, target, ignore_index=-100, reduction="none")
+    torch.testing.assert_close(losses.reshape(target.shape), expected)
+
+
 def same(loss, arguments, other_arguments):
     for name, keep in (("joint_loss", {}), ("jocor_loss", {"num_keep": max(1, len(arguments[0]) // 2)})):
         results = [getattr(loss, name)(*each, **keep) for each in (arguments, other_arguments)]
