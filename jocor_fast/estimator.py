@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -16,6 +17,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import nn
 
 from jocor_fast.engine.environment import resolve_device
+from jocor_fast.engine.plan import unfinished_ramp
 from jocor_fast.engine.run import TrainData, fit
 from jocor_fast.engine.settings import TrainSettings
 from jocor_fast.models import build_model
@@ -169,7 +171,11 @@ class JoCoRClassifier(ClassifierMixin, BaseEstimator):
         if ramp_epochs is None:
             steps = math.ceil(RAMP_STEPS / steps_per_epoch(samples, settings.batch_size, settings.recipe))
             ramp_epochs = min(max(LEAST_RAMP_EPOCHS, steps), settings.epochs // 2)
-        return replace(settings, ramp_epochs=ramp_epochs)
+        settings = replace(settings, ramp_epochs=ramp_epochs)
+        unfinished = unfinished_ramp(settings)
+        if unfinished is not None:
+            warnings.warn(unfinished, stacklevel=3)
+        return settings
 
     def _build_network(self, shape: Sequence[int], num_classes: int) -> nn.Module:
         if callable(self.network):

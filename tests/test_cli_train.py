@@ -26,7 +26,7 @@ PROGRAM = [sys.executable, "-m", "jocor_fast"]
 
 
 def test_a_run_on_digits_writes_all_its_files(capsys: pytest.CaptureFixture[str]) -> None:
-    assert train("--noise", "symmetric", "--noise-rate", "0.5", "--val-fraction", "0.1") == 0
+    assert train("--noise", "symmetric", "--noise-rate", "0.5", "--val-fraction", "0.1", "--ramp-epochs", "0") == 0
     written = {path.name for path in Path("run").iterdir()}
     assert written == {"config.json", "metrics.jsonl", "summary.json", "curves.png", "best.pt", *CHECKPOINTS}
     metrics, summary = content("metrics.jsonl"), content("summary.json")
@@ -153,11 +153,22 @@ def test_a_forget_rate_under_the_share_of_wrong_labels_is_warned_of(
 
 
 def test_a_ramp_of_few_steps_is_warned_of(named_blobs: np.ndarray, capsys: pytest.CaptureFixture[str]) -> None:
-    common = ("--dataset", "npz:blobs.npz", "--noise-rate", "0.5")
+    common = ("--dataset", "npz:blobs.npz", "--noise-rate", "0.5", "--epochs", "10")
     assert train(*common) == 0
     assert "the ramp of 10 epochs is only 10 steps long" in capsys.readouterr().err
     assert train(*common, "--batch-size", "8", folder="other") == 0
     assert "ramp" not in capsys.readouterr().err
+
+
+def test_a_ramp_that_the_run_never_climbs_is_warned_of_and_no_longer_one_is_advised(
+    named_blobs: np.ndarray, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert train("--dataset", "npz:blobs.npz", "--noise-rate", "0.5") == 0
+    warning = (
+        "jocor-fast: warning: the ramp of 10 epochs is longer than the run of 2: at most 10 % of a batch are left out, "
+        "not the forget rate's 50 %; more epochs or a shorter ramp come to it\n"
+    )
+    assert capsys.readouterr().err == warning
 
 
 def test_a_folder_that_holds_a_run_is_left_alone(named_blobs: np.ndarray, capsys: pytest.CaptureFixture[str]) -> None:

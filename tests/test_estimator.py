@@ -97,6 +97,12 @@ def blobs() -> tuple[np.ndarray, np.ndarray]:
     return (3 * np.eye(3)[y] + generator.normal(size=(90, 3))).astype(np.float32), y
 
 
+def test_a_ramp_that_the_epochs_never_climb_is_warned_of_where_fit_is_called() -> None:
+    with pytest.warns(UserWarning, match="the ramp of 5 epochs is longer than the run of 4") as caught:
+        jf.JoCoRClassifier(ramp_epochs=5, epochs=4).fit(*blobs())
+    assert [warning.filename for warning in caught] == [__file__]
+
+
 def test_fitting_is_jocor_training_with_the_parameters() -> None:
     X, y = blobs()
     fitted = jf.JoCoRClassifier(0.25, co_lambda=0.7, ramp_epochs=3, epochs=8, lr=0.01, random_state=4).fit(X, y)

@@ -218,6 +218,34 @@ def test_all_sets_are_used_for_what_they_are(tmp_path: Path) -> None:
     assert again.metrics == run.metrics
 
 
+@pytest.mark.parametrize(
+    ("changes", "most"),
+    [
+        ({}, "40"),
+        ({"ramp_epochs": 3}, "40"),
+        ({"ramp_epochs": 4}, "30"),
+        ({"ramp_epochs": 4, "recipe": "published", "epochs": 4}, "40"),  # it trains three, and ramps one epoch faster
+        ({"ramp_epochs": 5, "recipe": "published", "epochs": 4}, "30"),
+        ({"ramp_epochs": 4, "forget_rate": 0.0}, "0"),
+        ({"ramp_epochs": 4, "method": "standard"}, "0"),
+    ],
+)
+def test_a_run_shorter_than_its_ramp_is_warned_of_with_what_it_comes_to(changes: dict[str, Any], most: str) -> None:
+    inputs, labels, _ = arrays()
+    asked = {**QUICK, **changes}
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        run = jf.train(small_mlp, (inputs, labels), **asked)
+    assert f"{100 * (1 - run.metrics[-1]['keep_rate']):.3g}" == most
+    said = [str(warning.message) for warning in caught]
+    assert [warning.filename for warning in caught] == [__file__] * len(caught)
+    expected = (
+        f"the ramp of {asked['ramp_epochs']} epochs is longer than the run of {len(run.metrics)}: at most {most} % of "
+        "a batch are left out, not the forget rate's 40 %; more epochs or a shorter ramp come to it"
+    )
+    assert said == ([expected] if most == "30" else [])
+
+
 def test_a_class_that_is_absent_keeps_its_output() -> None:
     """Labels 0, 1 and 3 of four outputs are classes, not a numbering with a gap."""
     inputs, labels, _ = arrays()

@@ -11,6 +11,7 @@ from rich.console import Console
 from ..config import Config
 from ..data.catalogue import has_a_place
 from ..data.image_set import ImageDataset
+from ..engine.plan import unfinished_ramp
 from ..engine.processes import Processes
 from ..experiments import METHOD_TITLES
 from ..methods import METHODS, uses_forget_rate
@@ -159,7 +160,10 @@ def _forget_rate_warning(config: Config, task: Task) -> str | None:
 
 
 def _ramp_warning(config: Config, task: Task, batch: int) -> str | None:
-    """A sentence where selection is at full strength before the networks have learnt what to select by."""
+    """A sentence where selection never is at full strength, or is before the networks know what to select by."""
+    unfinished = unfinished_ramp(config.train_settings())
+    if unfinished is not None:
+        return unfinished
     ramp, selects = config["ramp_epochs"], METHODS[config["method"]].selects and config["forget_rate"] > 0
     steps = ramp * steps_per_epoch(len(task.train.labels), batch, config["recipe"])
     if not selects or not 0 < steps < SHORT_RAMP_STEPS:

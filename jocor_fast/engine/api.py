@@ -16,6 +16,7 @@ from jocor_fast.data.arrays import user_path
 from jocor_fast.data.classes import as_array, label_values, number_classes
 from jocor_fast.engine.environment import own_modes
 from jocor_fast.engine.networks import NetworkSource, probe_classes
+from jocor_fast.engine.plan import unfinished_ramp
 from jocor_fast.engine.processes import joined_processes
 from jocor_fast.engine.run import EvalData, Run, TrainData, fit
 from jocor_fast.engine.samples import ResidentInputs, check_inputs
@@ -79,13 +80,15 @@ def train(
             select by loss does not use it).
         co_lambda: λ in [0, 1], the weight of the agreement between the networks.
         ramp_epochs: T_k ≥ 0, epochs until the full forget rate. It should span a few hundred steps: on small data take
-            a small batch_size.
+            a small batch_size. A run of fewer epochs never comes to that rate, which a warning says.
         epochs: passes over the data (recipe "published" trains one fewer). The learning rate falls to zero from
             0.4 · epochs on.
         batch_size: rows of a step.
         lr: Adam's learning rate.
         recipe: "paper" or "published" (the authors' code, where it differs).
-        seed: batches, dropout, and the initial weights of networks that a function builds.
+        seed: batches, dropout, and the initial weights of networks that a function builds. The latter two draw from
+            torch's own generators, which are put back afterwards; they are the process's, so that runs in several
+            threads at once disturb each other: give each a process.
         device: "auto", "cpu", "cuda" or "cuda:N".
         precision: "float32", "bfloat16" or "float16".
         output: folder for config.json, metrics.jsonl, summary.json, curves.png and checkpoints; None writes nothing.
@@ -112,6 +115,9 @@ def train(
         device=str(device) if isinstance(device, torch.device) else device,
         precision=precision,
     )
+    unfinished = unfinished_ramp(settings)
+    if unfinished is not None:
+        warnings.warn(unfinished, stacklevel=2)
     if output is not None:
         if not isinstance(output, (str, os.PathLike)):
             raise TypeError(f"output must be a str, a path or None, got {type(output).__name__}")

@@ -101,6 +101,21 @@ def whole_batch(settings: TrainSettings, num_samples: int, processes: Processes 
     return min(batch_size, num_samples - num_samples % count)
 
 
+def unfinished_ramp(settings: TrainSettings) -> str | None:
+    """A sentence where the run ends before its ramp, so that it never leaves out what it was told to; else None."""
+    if not METHODS[settings.method].selects:
+        return None
+    ramp, rate, recipe = settings.ramp_epochs, settings.forget_rate, settings.recipe
+    epochs = schedules.trained_epochs(settings.epochs, recipe)
+    least = schedules.keep_rate(epochs, forget_rate=rate, ramp_epochs=ramp, recipe=recipe)
+    if least <= 1.0 - rate:
+        return None
+    return (
+        f"the ramp of {ramp} epochs is longer than the run of {epochs}: at most {100 * (1 - least):.3g} % of a batch "
+        f"are left out, not the forget rate's {100 * rate:.3g} %; more epochs or a shorter ramp come to it"
+    )
+
+
 def plan_epoch(settings: TrainSettings, epoch: int, num_samples: int, processes: Processes = ALONE) -> EpochPlan:
     """Read every schedule for an epoch (from 1) of a run on `num_samples` samples."""
     recipe = settings.recipe
