@@ -27,6 +27,7 @@ from .engine.errors import RunError
 from .engine.settings import TrainSettings
 from .experiments import PRESETS, PUBLISHED_CO_LAMBDA, preset_co_lambda
 from .options import AUTO, OPTIONS, TRAINING_FIELDS, UNFLAGGED_DEFAULTS, Option
+from .run_files import number_in_name
 from .schedules import default_decay_start
 
 if sys.version_info >= (3, 11):
@@ -293,5 +294,5 @@ def default_run_name(config: Config) -> str:
     elif config["noise"] is None:
         noise = "as-labelled"
     else:
-        noise = f"{config['noise']}-{config['noise_rate']:g}" if config["noise_rate"] else config["noise"]
+        noise = config["noise"] + (f"-{number_in_name(config['noise_rate'])}" if config["noise_rate"] else "")
     return f"{dataset}-{config['method']}-{noise}-seed{config['seed']}"

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from .methods import METHODS, uses_forget_rate
+from .run_files import number_in_name
 
 # The methods as the paper's tables head them, in their order.
 METHOD_TITLES: Mapping[str, str] = {
@@ -98,7 +99,7 @@ class Noise:
     @property
     def name(self) -> str:
         """Such as "symmetric-0.5": in folders, and for `jocor-fast reproduce --noise`."""
-        return self.kind if self.rate is None else f"{self.kind}-{self.rate:g}"
+        return self.kind if self.rate is None else f"{self.kind}-{number_in_name(self.rate)}"
 
     @property
     def title(self) -> str:
@@ -137,13 +138,15 @@ class Cell:
     @property
     def name(self) -> str:
         """What tells the cell apart under its noise: "jocor", or "jocor-lambda-0.05" where λ are compared."""
-        return self.method if self.compared_lambda is None else f"{self.method}-lambda-{self.compared_lambda:g}"
+        if self.compared_lambda is None:
+            return self.method
+        return f"{self.method}-lambda-{number_in_name(self.compared_lambda)}"
 
     @property
     def title(self) -> str:
         """The same for people: "JoCoR", "JoCoR λ = 0.05"."""
         method = METHOD_TITLES[self.method]
-        return method if self.compared_lambda is None else f"{method} λ = {self.compared_lambda:g}"
+        return method if self.compared_lambda is None else f"{method} λ = {number_in_name(self.compared_lambda)}"
 
     @property
     def is_as_long_as_the_papers(self) -> bool:

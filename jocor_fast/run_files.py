@@ -18,6 +18,15 @@ COMPARISON, NOISE_MATRIX = "comparison.png", "noise-matrix.png"  # what `plot` d
 ERROR_PREFIX = "jocor-fast: error: "
 
 
+def number_in_name(number: float) -> str:
+    """A number as names have it, and tables that tell numbers apart: as %g writes it where that says all of it.
+
+    Two numbers never have one name.
+    """
+    short = f"{number:g}"
+    return short if float(short) == number else repr(float(number))
+
+
 def read_metrics(run: Path) -> list[dict[str, Any]]:
     """The lines of RUN/metrics.jsonl up to one that is not whole; no file: no lines.
 

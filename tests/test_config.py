@@ -195,6 +195,8 @@ def test_noise_that_is_not_spelled_out(flags: dict[str, str], noise: str | None,
     ("flags", "folder"),
     [
         ({"noise_rate": "0.5", "seed": "3"}, "runs/digits-jocor-symmetric-0.5-seed3"),
+        ({"noise_rate": "0.1234567"}, "runs/digits-jocor-symmetric-0.1234567-seed0"),
+        ({"noise_rate": "0.1234568"}, "runs/digits-jocor-symmetric-0.1234568-seed0"),
         ({"method": "standard"}, "runs/digits-standard-clean-seed0"),
         ({"dataset": "npz:some/scans.npz", "labels": "dir/noisy.npz:y"}, "runs/scans-jocor-noisy.npz-y-seed0"),
         ({"noise_matrix": "dir/q.npy"}, "runs/digits-jocor-q-seed0"),

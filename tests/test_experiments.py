@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from dataclasses import replace
 
 import pytest
@@ -95,6 +97,20 @@ def test_runs_of_different_cells_and_seeds_lie_apart() -> None:
     assert len(folders) == 8
     assert cells[0].run_folder(1) == "mnist-symmetric-0.2/jocor/seed1"
     assert cells[0].noise.title == "Symmetry-20%"
+
+
+def test_no_two_numbers_have_one_name() -> None:
+    """The next number that there is, too."""
+    for number, name in ((0.5, "0.5"), (0.05, "0.05"), (0.0, "0"), (1.0, "1"), (1e-7, "1e-07"), (1 / 3, str(1 / 3))):
+        nearly = math.nextafter(number, 0.4)
+        names = [
+            [Cell("mnist", Noise("symmetric", value), "jocor", {}).run_folder(1) for value in (number, nearly)],
+            [Cell("mnist", HALF, "jocor", {}, value).run_folder(1) for value in (number, nearly)],
+            [Cell("mnist", HALF, "jocor", {}, value).title for value in (number, nearly)],
+        ]
+        for first, second in names:
+            assert first != second
+            assert re.search(rf"\b{name}\b", first)
 
 
 HALF = Noise("symmetric", 0.5)

@@ -195,6 +195,16 @@ def test_a_search_halves_chooses_and_says_how_to_go_on(
     assert Path("out/search.png").stat().st_size > 10_000
 
 
+def test_two_lambdas_that_are_alike_to_six_digits_are_two_runs(
+    started: list[list[str]], capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert search("--grid", "0.1234567,0.1234568", "--epochs", "2") == 0
+    assert {path.name for path in Path("out").glob("lambda-*")} == {"lambda-0.1234567", "lambda-0.1234568"}
+    assert [line[line.index("--co-lambda") + 1] for line in started] == ["0.1234567", "0.1234568"]
+    table = Path("out/table.md").read_text(encoding="utf-8")
+    assert all(f"| {co_lambda} |" in table for co_lambda in ("0.1234567", "0.1234568"))
+
+
 def test_no_run_of_a_search_has_test_data_and_test_labels_change_nothing(started: list[list[str]]) -> None:
     assert search(*TWO) == 0
     assert started

@@ -19,7 +19,7 @@ from ..options import OPTIONS
 from ..report.lambda_search import CSV_COLUMNS, SearchResult, draw_search
 from ..report.screen import say, say_subjects
 from ..report.tables import csv_text, percent
-from ..run_files import LAMBDA_SEARCH, read_metrics
+from ..run_files import LAMBDA_SEARCH, number_in_name, read_metrics
 from ..schedules import trained_epochs
 from ..successive_halving import kept, ranked, rungs, score
 from ..task import Task, build_task
@@ -73,7 +73,7 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     result = SearchResult(search.grid, search.validation, scores, chosen)
     search.write(result)
     console.print(result.table().rich())
-    say(console, f"λ {result.chosen:g} is chosen. To train on all of the training data with it:")
+    say(console, f"λ {number_in_name(result.chosen)} is chosen. To train on all of the training data with it:")
     say(console, f"  {search.command(result.chosen)}")
     files = {"figure": "search.png", "table": "table.md, table.csv", "result": LAMBDA_SEARCH}
     say_subjects(console, {what: str(search.output / name) for what, name in files.items()}, width=7)
@@ -151,7 +151,7 @@ class Search:
         return scores
 
     def folder(self, co_lambda: float) -> Path:
-        return self.output / f"lambda-{co_lambda:g}"
+        return self.output / f"lambda-{number_in_name(co_lambda)}"
 
     def command(self, co_lambda: float) -> str:
         """The command line that trains with a λ, on all of the training data."""
@@ -171,7 +171,7 @@ class Search:
         folder = self.folder(co_lambda)
         check_earlier_run(folder, config)
         given = {name: config[name] for name in OPTIONS if config.given(name) and name != "output"}
-        run = QueuedRun(f"λ {co_lambda:g}", folder, {**given, "stop_after": rung}, rung)
+        run = QueuedRun(f"λ {number_in_name(co_lambda)}", folder, {**given, "stop_after": rung}, rung)
         run.epochs_done = min(rung, len(read_metrics(folder)))
         return run
 

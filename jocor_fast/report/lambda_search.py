@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..run_files import number_in_name
 from ..successive_halving import SCORED_EPOCHS
 from .curves import new_figure, save_figure
 from .tables import TextTable, percent
@@ -65,7 +66,7 @@ class SearchResult:
         """A row a λ, a column a rung, in percent."""
         rows = [
             (
-                f"{co_lambda:g}",
+                number_in_name(co_lambda),
                 *(percent(scores[co_lambda]) if co_lambda in scores else "" for scores in self.scores.values()),
                 "chosen" if co_lambda == self.chosen else "",
             )
@@ -98,13 +99,13 @@ def draw_search(result: SearchResult, curves: Mapping[float, Sequence[Mapping[st
             [line["epoch"] for line in metrics],
             [100 * line["val_accuracy"] for line in metrics],
             color=colors(co_lambda),
-            label=f"λ {co_lambda:g}",
+            label=f"λ {number_in_name(co_lambda)}",
             linewidth=2.2 if chosen else 1.2,
         )
     for rung, scores in result.scores.items():
         points = {co_lambda: 100 * value for co_lambda, value in scores.items() if value is not None}
         right.plot(list(points), list(points.values()), "o-", markersize=4, label=f"epoch {rung}")
-    right.axvline(result.chosen, color="gray", linestyle=":", label=f"λ {result.chosen:g} is chosen")
+    right.axvline(result.chosen, color="gray", linestyle=":", label=f"λ {number_in_name(result.chosen)} is chosen")
     left.set_xlabel("epoch")
     left.set_ylabel("validation accuracy (%)")
     left.xaxis.set_major_locator(MaxNLocator(integer=True))
