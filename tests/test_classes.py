@@ -10,6 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import jocor_fast as jf
 from jocor_fast.data.classes import class_numbers, label_values, number_classes
 
 
@@ -57,7 +58,6 @@ def test_objects_that_are_all_strings_or_all_numbers_are_taken():
         ([-(2**63) - 1], ValueError),
         ([b"\xff"], ValueError),
         ([[1, 2]], ValueError),
-        ("abc", ValueError),
         ([True], TypeError),
         ([1, None], TypeError),
         (["a", None], TypeError),
@@ -71,6 +71,29 @@ def test_objects_that_are_all_strings_or_all_numbers_are_taken():
 def test_what_is_no_label_is_named(labels: object, error: type[Exception]):
     with pytest.raises(error, match=r"^val_labels must .*got"):
         label_values(labels, "val_labels")
+
+
+@pytest.mark.parametrize(
+    "value",
+    [b"abc", "abc", {1, 2}, iter([1, 2]), (n for n in (1, 2)), None, {0: 1}, 3],
+    ids=lambda value: type(value).__name__,
+)
+def test_what_is_no_array_is_named_with_its_type(value: object):
+    got = f"must be an array, a tensor or a list, got {type(value).__name__}$"
+    one = torch.nn.Linear(1, 2)
+    for name, call in {
+        "labels": lambda: jf.noise.corrupt(value, np.eye(2), seed=0),
+        "transition": lambda: jf.noise.corrupt([0], value, seed=0),
+        "train_data: labels": lambda: jf.train((one, one), ([[0.0]], value), forget_rate=0.0),
+        "train_data: inputs": lambda: jf.train((one, one), (value, [0]), forget_rate=0.0),
+        "clean_labels": lambda: jf.train((one, one), ([[0.0]], [0]), clean_labels=value, forget_rate=0.0),
+    }.items():
+        if name != "clean_labels" or value is not None:  # which says that there are none
+            with pytest.raises(TypeError, match=f"^{name} {got}"):
+                call()
+    zeros = torch.zeros(2, 2)
+    with pytest.raises(TypeError, match=f"^target must be a tensor, got {type(value).__name__}$"):
+        jf.jocor_loss(zeros, zeros, value, forget_rate=0.0)  # type: ignore[arg-type]
 
 
 def test_numbers_and_strings_do_not_mix():

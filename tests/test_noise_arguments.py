@@ -87,7 +87,7 @@ def test_case_29_any_array_like_of_whole_numbers_is_taken(labels: object):
         ([math.nan], ValueError),
         ([math.inf], ValueError),
         ([1e300], ValueError),
-        (0, ValueError),
+        (0, TypeError),
         ([[0, 1]], ValueError),
         ([[0], [1, 2]], ValueError),
         (np.zeros((2, 1, 1), int), ValueError),
@@ -97,13 +97,13 @@ def test_case_29_any_array_like_of_whole_numbers_is_taken(labels: object):
         ([0, None], TypeError),
         ([0j], TypeError),
         (np.array(["2020-01-01"], "M8[D]"), TypeError),
-        ("012", ValueError),
-        (None, (TypeError, ValueError)),
-        ({0: 1}, (TypeError, ValueError)),
+        ("012", TypeError),
+        (None, TypeError),
+        ({0: 1}, TypeError),
     ],
     ids=repr,
 )
-def test_what_is_no_label_is_named(labels: object, error: type[Exception] | tuple[type[Exception], ...]):
+def test_what_is_no_label_is_named(labels: object, error: type[Exception]):
     with pytest.raises(error, match=r"^labels must .*got"):
         noise.corrupt(labels, noise.symmetric(3, 0.5), seed=0)
     with pytest.raises(error, match=r"^clean_labels must .*got"):
@@ -133,7 +133,7 @@ def test_a_seed_that_numpy_cannot_take_is_named(seed: object, error: type[Except
         ([["1", "0"], ["0", "1"]], TypeError, "floats"),
         ([[True, False], [False, True]], TypeError, "floats"),
         ([[1], [0, 1]], ValueError, "shape"),
-        (None, TypeError, "floats"),
+        (None, TypeError, "array"),
     ],
     ids=repr,
 )

@@ -121,15 +121,23 @@ def number_classes(*label_sets: Any) -> tuple[list[np.ndarray], tuple[str, ...] 
 
 
 def as_array(values: Any, name: str) -> np.ndarray:
-    """Any array-like, tensor or list of tensors as an array; ValueError for a ragged list, TypeError for no numbers."""
+    """Any array-like, tensor or list of tensors as an array.
+
+    Raises:
+        TypeError: it is none of them (bytes, a set, a generator, None), or a tensor that holds no numbers.
+        ValueError: a list whose parts differ in shape.
+    """
     if isinstance(values, torch.Tensor):
         return _array_of(values, name)
     if isinstance(values, (list, tuple)) and values and all(isinstance(value, torch.Tensor) for value in values):
         values = [_array_of(value, name) for value in values]  # NumPy takes none that needs a gradient
     try:
-        return np.asarray(values)
+        array = np.asarray(values)
     except ValueError:
         raise ValueError(f"{name} must have one shape, got parts of different shapes") from None
+    if array.ndim == 0 and not isinstance(values, (np.ndarray, np.generic)):
+        raise TypeError(f"{name} must be an array, a tensor or a list, got {type(values).__name__}")
+    return array
 
 
 def _array_of(tensor: torch.Tensor, name: str) -> np.ndarray:
