@@ -7,12 +7,16 @@ import errno
 import json
 import math
 import os
+import re
 import secrets
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 PARTIAL = ".partial"  # ends the name of a file while it is written
+
+
+_NAMELESS = re.compile(rf"\.\d+-[0-9a-f]{{8}}{re.escape(PARTIAL)}")
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
@@ -60,7 +64,8 @@ def write_bytes(path: Path, data: bytes) -> None:
 
     That is another name each time: of two processes that write one file at the same moment the later one's is kept.
     """
-    partial = path.with_name(f".{os.getpid()}-{secrets.token_hex(4)}{PARTIAL}")  # short, as the file's may not be
+    # Short, as the file's may not be; `_NAMELESS` knows it.
+    partial = path.with_name(f".{os.getpid()}-{secrets.token_hex(4)}{PARTIAL}")
     try:
         with open(partial, "xb") as file:
             file.write(data)
@@ -70,3 +75,11 @@ def write_bytes(path: Path, data: bytes) -> None:
     finally:  # of a full disk nothing is left behind
         with contextlib.suppress(OSError):
             partial.unlink(missing_ok=True)
+
+
+def remove_unnamed(folder: Path) -> None:
+    """Remove what `write_bytes` was writing into a folder when its process was killed; for who writes there alone."""
+    with contextlib.suppress(OSError):
+        for path in list(folder.iterdir()):
+            if _NAMELESS.fullmatch(path.name):
+                path.unlink(missing_ok=True)
