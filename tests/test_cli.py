@@ -114,6 +114,8 @@ WRONG_USE = [
     ("reproduce digits --jobs -1", 2, "--jobs must be a whole number of at least 1, got '-1'"),
     ("reproduce digits --device tpu", 2, "--device must be auto, cpu, cuda or cuda:N, got 'tpu'"),
     ("reproduce digits --device cuda:99", 2, "--device: 'cuda:99' "),
+    ("predict run images --device tpu", 2, "--device must be auto, cpu, cuda or cuda:N, got 'tpu'"),
+    ("predict run images --device cuda:99", 2, "--device: 'cuda:99' "),
     ("reproduce digits --lr 1", 2, "jocor-fast reproduce has no option --lr"),
     ("plot", 2, "plot takes the folders of runs, got none"),
     ("plot nowhere", 1, "RUN: nowhere holds no run, nor does any folder in it (no metrics.jsonl)"),

@@ -294,7 +294,7 @@ def test_as_many_runs_at_once_as_cores_and_memory_allow(
     [("mnist", 16, 4), ("lambda", 2, 2), ("cifar10", 16, 1), ("clothing1m", 16, 1)],
 )
 def test_runs_of_perceptrons_share_a_gpu(name: str, cores: int, jobs: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reproduce, "resolve_device", torch.device)
+    monkeypatch.setattr(reproduce, "parse_device", torch.device)
     monkeypatch.setattr(reproduce.os, "sched_getaffinity", lambda process: range(cores), raising=False)
     assert reproduce._default_jobs("cuda", EXPERIMENTS[name]) == jobs
     assert EXPERIMENTS["ablation"].on("cifar10").gpu_runs == 1

@@ -6,7 +6,11 @@ import argparse
 from collections.abc import Iterable
 from typing import Any
 
+import torch
+
 from ..config import ConfigError
+from ..engine.environment import resolve_device
+from ..engine.settings import device_name
 from ..options import OPTIONS, Option
 
 
@@ -36,6 +40,14 @@ def parse_count(flag: str, text: str | None, default: int) -> int:
     if count < 1:
         raise ConfigError(f"{flag} must be a whole number of at least 1, got {text!r}")
     return count
+
+
+def parse_device(text: str) -> torch.device:
+    """The device that --device names; a ConfigError where it is none, or is not there."""
+    try:
+        return resolve_device(device_name(text))
+    except ValueError as error:
+        raise ConfigError(f"--{error}") from error
 
 
 def _add(parser: argparse._ActionsContainer, option: Option, default: Any) -> None:

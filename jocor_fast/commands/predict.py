@@ -16,13 +16,12 @@ from ..config import ConfigError
 from ..data.arrays import split_key, user_path
 from ..data.image_file import BadImage
 from ..data.image_lists import images_below
-from ..engine.environment import resolve_device
 from ..engine.errors import RunError
 from ..predictor import Predictor
 from ..report.screen import warn
 from ..report.tables import csv_text
 from ..whole_file import check_writable, write_text
-from .flags import declare_alone
+from .flags import declare_alone, parse_device
 
 SUMMARY = "label images or arrays by the networks of a run"
 USAGE = "CHECKPOINT PATH [PATH ...] [OPTIONS]"
@@ -63,11 +62,7 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
         if output.is_dir():
             raise ConfigError(f"--output must be a file, got the folder {output}")
         check_writable(output.parent)
-    try:
-        device = resolve_device(arguments.device)
-    except (ValueError, RuntimeError) as error:
-        raise ConfigError(f"--{error}") from error
-    predictor = Predictor.load(Path(arguments.paths[0]), device)
+    predictor = Predictor.load(Path(arguments.paths[0]), parse_device(arguments.device))
     network = NETWORKS[arguments.network]
     if network is not None and network >= len(predictor.networks):
         raise ConfigError(f"--network must be 1 or mean for a checkpoint of one network, got {arguments.network!r}")

@@ -16,7 +16,7 @@ from rich.console import Console
 from ..config import Config, ConfigError, resolve
 from ..data.arrays import user_path
 from ..data.catalogue import load_dataset
-from ..engine.environment import resolve_device, usable_cores
+from ..engine.environment import usable_cores
 from ..engine.errors import RunError
 from ..experiments import EXPERIMENTS, METHOD_TITLES, Cell, Experiment, Noise
 from ..methods import METHODS, FCorrection
@@ -33,7 +33,7 @@ from ..report.screen import counted, listed, say, say_subjects
 from ..report.tables import csv_text
 from ..schedules import trained_epochs
 from ..whole_file import write_text
-from .flags import declare_alone, parse_count
+from .flags import declare_alone, parse_count, parse_device
 from .queue_progress import QueueProgress
 from .reproduce_plan import print_plan
 from .run_queue import QueuedRun, check_earlier_run, run_all
@@ -285,11 +285,8 @@ def _plan(left: int, planned: int) -> str:
 def _default_jobs(device: str, experiment: Experiment) -> int:
     """As many runs as the CPU has cores and memory for; on a GPU those that share one, with a core each."""
     cores = usable_cores()
-    try:
-        if resolve_device(device).type == "cuda":
-            return min(cores, experiment.gpu_runs)
-    except ValueError as error:
-        raise ConfigError(f"--{error}") from error
+    if parse_device(device).type == "cuda":
+        return min(cores, experiment.gpu_runs)
     gigabytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
     return max(1, min(cores // experiment.threads, int(gigabytes / experiment.gigabytes)))
 

@@ -98,7 +98,7 @@ class TrainSettings:
         if self.decay_start is None:
             self._set("decay_start", default_decay_start(self.epochs, recipe=self.recipe))
         self._set("decay_start", arguments.at_least("decay_start", self.decay_start, 0))
-        self._set("device", _device_name(self.device))
+        self._set("device", device_name(self.device))
         for name in ("no_graph", "compile"):
             self._set(name, arguments.check_switch(name, getattr(self, name)))
 
@@ -123,7 +123,7 @@ class TrainSettings:
             raise ValueError(f"{name} must be one of {', '.join(accepted)}, got {value!r}")
 
 
-def _device_name(device: str | torch.device) -> str:
+def device_name(device: str | torch.device) -> str:
     """The device as text; whether it is there is seen when a run starts."""
     if not isinstance(device, (str, torch.device)):
         raise TypeError(f"device must be a str or a torch.device, got {type(device).__name__}")
