@@ -28,7 +28,7 @@ from .config import ConfigError, closest_option
 from .data.dataset import DataError
 from .engine.errors import RunError
 from .engine.processes import FailedElsewhere, launched_together, speaks
-from .report.screen import in_one_line, listed, warn
+from .report.screen import complain, listed, warn
 
 PROGRAM = "jocor-fast"
 COMMANDS: dict[str, ModuleType] = {
@@ -256,5 +256,5 @@ def _drop_output() -> None:
 
 def _fail(sentence: str, code: int) -> int:
     if code == FAILED or speaks():  # of several processes each says what befell it, and the first what befell all
-        print(f"{PROGRAM}: error: {in_one_line(sentence)}", file=sys.stderr)
+        complain("error", sentence)
     return code

@@ -15,7 +15,10 @@ import pytest
 import jocor_fast as jf
 from children import python
 from jocor_fast.cli import COMMANDS, main
+from jocor_fast.config import ConfigError
+from jocor_fast.engine.errors import RunError
 from jocor_fast.options import OPTIONS
+from jocor_fast.report.screen import warn
 
 
 @pytest.fixture(autouse=True)
@@ -241,6 +244,20 @@ def test_help_that_cannot_be_written_is_an_error(
         monkeypatch.setattr(sys, "stdout", full)
         assert main(arguments) == 1
     assert capsys.readouterr().err == "jocor-fast: error: No space left on device\n"
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
+def test_complaints_that_cannot_be_written_end_no_run_and_change_no_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(arguments: object, console: object) -> int:
+        warn("mind the gap")
+        raise outcomes.pop()
+
+    outcomes = [RunError("the gap"), ConfigError("wrong use")]
+    monkeypatch.setattr("jocor_fast.commands.train.run", run)
+    with contextlib.suppress(OSError), open("/dev/full", "w", encoding="utf-8", buffering=1) as full:
+        monkeypatch.setattr(sys, "stderr", full)
+        codes = [main(["train"]), main(["train"])]
+    assert codes == [2, 1]
 
 
 def test_a_warning_of_the_library_is_one_line_and_others_look_as_ever(

@@ -28,8 +28,14 @@ def say(console: Console, text: str) -> None:
 
 
 def warn(sentence: str) -> None:
-    """Print a warning to the standard error stream, in one line."""
-    print(f"jocor-fast: warning: {in_one_line(sentence)}", file=sys.stderr)
+    """Print a warning."""
+    complain("warning", sentence)
+
+
+def complain(kind: str, sentence: str) -> None:
+    """Print an error or a warning to the standard error stream, in one line. That it cannot be written ends no run."""
+    with contextlib.suppress(OSError):  # a full disk, a closed pipe
+        print(f"jocor-fast: {kind}: {in_one_line(sentence)}", file=sys.stderr)
 
 
 def in_one_line(sentence: str) -> str:
