@@ -238,6 +238,47 @@ def test_a_table_on_the_screen_takes_brackets_as_text() -> None:
     assert "[bold]" in text
 
 
+@pytest.mark.parametrize(
+    ("width", "expected"),
+    [
+        (
+            60,
+            """\
+A title
+
+ method              mean   runs
+ ───────────────────────────────
+ Co teaching  71.69 ± 4.6    3/3
+ JoCoR                n/a  10/10
+
+A note
+""",
+        ),
+        (
+            29,  # numbers are broken at their blanks, and names are not
+            """\
+A title
+
+ method          mean   runs
+ ───────────────────────────
+ Co teaching  71.69 ±    3/3
+                  4.6
+ JoCoR            n/a  10/10
+
+A note
+""",
+        ),
+    ],
+    ids=["whole", "narrow"],
+)
+def test_a_table_on_the_screen_is_aligned_and_keeps_names_whole(width: int, expected: str) -> None:
+    rows = [("Co teaching", "71.69 ± 4.6", "3/3"), ("JoCoR", "n/a", "10/10")]
+    console = Console(file=io.StringIO(), width=width)
+    console.print(TextTable(("method", "mean", "runs"), rows, title="A title", note="A note").rich())
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "".join(f"{line.rstrip()}\n" for line in text.splitlines()) == expected
+
+
 def test_csv_keeps_every_digit_and_leaves_out_what_does_not_apply() -> None:
     rows = [{"a": 0.1 + 0.2, "b": None, "c": 'x, "y"'}, {"a": 0, "c": ""}]
     read = list(csv.DictReader(io.StringIO(csv_text(("a", "b", "c"), rows))))
