@@ -69,7 +69,7 @@ def test_the_way_of_a_new_user_is_that_of_the_readme(
 def test_what_the_files_of_a_run_hold_is_described() -> None:
     (section,) = re.findall(r"^## Files of a run\n(.*?)(?=^## )", README, re.DOTALL | re.MULTILINE)
     data = blobs(40)
-    run = jf.train(small_tanh, (data.inputs, data.labels), forget_rate=0.4, epochs=1, batch_size=16)
+    run = jf.train(small_tanh, (data.inputs, data.labels), forget_rate=0.4, epochs=1, ramp_epochs=1, batch_size=16)
     for name in (*run.metrics[0], *run.summary):
         assert f"`{name.replace('test_accuracy_', '_')}`" in section, name
 
