@@ -19,7 +19,7 @@ from children import PATIENCE, python
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
-from gpu import bars, report, run, sanitizer, tests  # noqa: E402
+from gpu import bars, records, report, run, sanitizer, tests  # noqa: E402
 from gpu import train as train_part  # noqa: E402
 from gpu.parts import PARTS, TOGETHER, Outcome, Part, run_part  # noqa: E402
 
@@ -156,6 +156,13 @@ def test_five_runs_at_once_count_where_they_trained_on_mnist() -> None:
         item = {"item": bars.AT_ONCE, "data": data, "epochs": 200, "ratio": 1.8}
         (line,) = [line for line in bars.verdicts(bars.Measured.of([item])) if "at once" in line["what"]]
         assert line["figure"] == figure
+
+
+def test_a_training_run_that_fails_is_told_as_bad(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(records.VARIABLE, str(tmp_path / "records"))
+    assert not train_part.train(train_part.Run("a run", "digits", PATIENCE, ("--no-such-option",)), tmp_path)
+    items, _ = records.read(tmp_path / "records")
+    assert report.told(Outcome(PARTS["train"], "ended at its budget", 60.0, items)) == "0 good, 1 bad, first a run"
 
 
 def test_steps_a_second_leave_the_first_epochs_out() -> None:

@@ -92,8 +92,9 @@ def train(run: Run, folder: Path) -> bool:
         process.wait()
         code = 0  # as planned
     epochs = metrics_in(output)
-    records.done(run.name, data=run.data, ended=code == 0, **figures(epochs, batch_size=batch_size_in(output)))
-    return code == 0 and bool(epochs)
+    ok = code == 0 and bool(epochs)
+    records.done(run.name, data=run.data, ok=ok, **figures(epochs, batch_size=batch_size_in(output)))
+    return ok
 
 
 def metrics_in(output: Path) -> list[dict[str, Any]]:
