@@ -55,8 +55,8 @@ class GpuClock:
         properties = torch.cuda.get_device_properties()
         self.flush_buffer = torch.zeros(FLUSH_CACHES * properties.L2_cache_size // 4, device="cuda")
         self.start, self.end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        # The highest it runs at (in kHz). While it is slower, as after having been idle, a delay is longer than was
-        # asked for, but never over before everything is enqueued.
+        # The clock it is rated at (in kHz). While it is slower, as after having been idle, a delay is longer than was
+        # asked for, but never over before everything is enqueued; few run faster, and none twice as fast.
         self.cycles_per_second = 1e3 * properties.clock_rate
         self.delay(1)  # loads its kernel
 
