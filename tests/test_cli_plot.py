@@ -50,6 +50,17 @@ def test_runs_that_differ_in_seeds_alone_are_one_line_and_others_are_named_by_wh
     assert lines_of("all/jocor1", "all/jocor2") == {"digits, Symmetry-50%": {"JoCoR": 2}}
 
 
+@pytest.mark.parametrize("known", [{"sources": {"forget_rate": "default"}}, {"noise_estimate": {"rate": 0.4}}])
+def test_runs_whose_share_to_leave_out_follows_from_their_labels_differ_in_seeds_alone(known: dict[str, Any]) -> None:
+    for seed in (1, 2):
+        folder = write_run(f"all/jocor{seed}", {**HALF, "seed": seed, "forget_rate": 0.4 + seed / 100})
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        (folder / "config.json").write_text(json.dumps({**config, **known}), encoding="utf-8")
+    assert lines_of("all") == {"digits, Symmetry-50%": {"JoCoR": 2}}
+    write_run("all/given", {**HALF, "forget_rate": 0.3})
+    assert lines_of("all")["digits, Symmetry-50%"]["τ 0.3"] == 1
+
+
 def test_a_run_that_is_named_twice_is_drawn_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for seed in (1, 2):
         write_run(f"all/jocor{seed}", {**HALF, "seed": seed})

@@ -49,9 +49,16 @@ def find_runs(folder: Path) -> list[ComparedRun]:
     found = [folder]
     if not (folder / METRICS).is_file():
         found = sorted(path.parent for path in folder.rglob(METRICS) if path.parent.name != FIRST_STAGE)
-    return [
-        ComparedRun(path, read_metrics(path), (read_json(path / CONFIG) or {}).get("settings", {})) for path in found
-    ]
+    return [ComparedRun(path, read_metrics(path), _settings(read_json(path / CONFIG) or {})) for path in found]
+
+
+def _settings(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The settings as they were asked for: where τ follows from the labels, it is another number with each seed."""
+    settings = config.get("settings", {})
+    if config.get("noise_estimate") is not None:
+        return {**settings, "forget_rate": "estimated"}
+    followed = config.get("sources", {}).get("forget_rate") == "default"
+    return {**settings, "forget_rate": "default"} if followed else settings
 
 
 def grouped(runs: Sequence[ComparedRun]) -> dict[str, dict[str, list[list[dict[str, Any]]]]]:

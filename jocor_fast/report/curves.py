@@ -50,7 +50,7 @@ def draw_curves(metrics: Metrics, path: str | os.PathLike[str]) -> None:
         _draw_line(axis, [metrics], field, name="test" if field == "test_accuracy" else "", color="C0")
         if field == "test_accuracy" and validated:
             _draw_line(axis, [metrics], "val_accuracy", name="validation", color="C1", style="--")
-            axis.legend(loc="lower right", fontsize="small")
+            axis.legend(fontsize="small")
         _finish(axis, label)
     save_figure(figure, path)
 

@@ -112,5 +112,5 @@ def draw_search(result: SearchResult, curves: Mapping[float, Sequence[Mapping[st
     right.set_xlabel("λ")
     for axis in (left, right):
         axis.grid(alpha=0.3)
-        axis.legend(loc="lower right", fontsize="x-small", ncols=1 + len(axis.lines) // 8)
+        axis.legend(fontsize="x-small", ncols=1 + len(axis.lines) // 8)
     save_figure(figure, path)
