@@ -25,7 +25,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from scipy.optimize import nnls
 
 from .config import Config
 from .engine.cross_fit import CrossFit, cross_fit, warm_up_epochs
@@ -162,7 +161,7 @@ def from_predictions_and_truth(fit: CrossFit, labels: np.ndarray, val_labels: np
         both = np.tile(val_labels[val_rows], 2)
         errors = rows_of_counts(pair_counts(both, val_predicted[:, val_rows].ravel(), num_classes))
         joint = pair_counts(predicted[rows], labels[rows], num_classes) / len(rows)
-        solved = np.stack([nnls(errors.T, column)[0] for column in joint.T], axis=1)
+        solved = np.stack([_non_negative_solution(errors.T, column) for column in joint.T], axis=1)
         return 1.0 - float(np.trace(solved)) / max(float(solved.sum()), 1e-12), rows_of_counts(solved)
 
     rate, transition = of(np.arange(len(labels)), np.arange(len(val_labels)))
@@ -183,8 +182,16 @@ def _surest(predicted: np.ndarray, certainty: np.ndarray, num_classes: int) -> n
 
 def _rate_and_rows(joint: np.ndarray, label_counts: np.ndarray) -> tuple[float, np.ndarray]:
     transition = rows_of_counts(joint)
-    classes = nnls(transition.T, label_counts / label_counts.sum())[0]
+    classes = _non_negative_solution(transition.T, label_counts / label_counts.sum())
     return float(classes @ (1.0 - np.diagonal(transition)) / classes.sum()), transition
+
+
+def _non_negative_solution(matrix: np.ndarray, target: np.ndarray) -> np.ndarray:
+    """The x ≥ 0 for which matrix · x is nearest to the target."""
+    from scipy.optimize import nnls  # it takes half a second to import, and every command imports this module
+
+    solution: np.ndarray = nnls(matrix, target)[0]
+    return solution
 
 
 def _draws(num_classes: int) -> int:

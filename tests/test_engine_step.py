@@ -11,7 +11,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from children import python
 from engine_cases import (
     CLASSES,
     adam_by_hand,
@@ -184,12 +183,6 @@ def test_the_optimisers_leave_alone_what_has_no_gradient(weight_decay: float) ->
         assert same_bits(ours, theirs)
         assert torch.equal(ours[2], start)
         assert not torch.equal(ours[1], start)
-
-
-def test_a_run_does_not_import_the_compiler_of_torch() -> None:
-    """It takes a second; torch.optim.Adam would."""
-    child = python("-c", "import sys, engine_cases; engine_cases.run(epochs=1); print('torch._dynamo' in sys.modules)")
-    assert child.stdout == "False\n", child.stderr
 
 
 def test_the_published_recipe_lowers_beta1_where_the_decay_starts() -> None:
