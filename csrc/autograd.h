@@ -1,18 +1,13 @@
-// What the derivatives share: operators called through the dispatcher, and the refusal of a second derivative.
+// What the derivatives share: operators called below autograd, and the refusal of a second derivative.
 #pragma once
 
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <functional>
 
-namespace jocor_fast {
+#include "operator_handle.h"
 
-// An operator by its name, "jocor_fast::…", for `call`: autograd, torch.compile and every mode see it.
-template <class Signature>
-auto operator_handle(const char* name) {
-  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
-}
+namespace jocor_fast {
 
 // An operator called below autograd, through the dispatcher: torch.compile traces the call.
 template <class Operator, class... Arguments>

@@ -2,9 +2,9 @@
 // without the dispatcher, for the benches, and what this build is.
 #include <torch/csrc/utils/pybind.h>
 
-#include "autograd.h"
 #include "joint_loss.h"
 #include "joint_loss_math.h"
+#include "operator_handle.h"
 #include "ops.h"
 
 namespace {
