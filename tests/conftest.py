@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from collections.abc import Iterator
@@ -77,6 +78,39 @@ def named_blobs(in_an_empty_folder: Path) -> np.ndarray:
     labels = names[classes]
     np.savez("blobs.npz", x_train=inputs[:200], y_train=labels[:200], x_test=inputs[200:], y_test=labels[200:])
     return classes[:200]
+
+
+@pytest.fixture
+def runs_in_this_process(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """What `reproduce` and `search-lambda` start as processes is done at once. Returns the command line of each run."""
+    from jocor_fast.cli import main  # here, for where there are a GPU and torch and no more, there is no rich
+    from jocor_fast.commands.run_queue import QueuedRun
+    from jocor_fast.run_files import LOG_NAME
+
+    lines: list[list[str]] = []
+
+    class Done:
+        def __init__(self, code: int) -> None:
+            self.code = code
+
+        def poll(self) -> int:
+            return self.code
+
+        def terminate(self) -> None:
+            pass
+
+    def start(run: QueuedRun, threads: int) -> None:
+        lines.append(run.arguments())
+        run.folder.mkdir(parents=True, exist_ok=True)
+        handler = signal.getsignal(signal.SIGTERM)
+        with (run.folder / LOG_NAME).open("a") as log:
+            run._log_start = log.tell()
+            with contextlib.redirect_stdout(log), contextlib.redirect_stderr(log):
+                run._process = Done(main(run.arguments()))  # type: ignore[assignment]
+        signal.signal(signal.SIGTERM, handler)
+
+    monkeypatch.setattr(QueuedRun, "start", start)
+    return lines
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from checkpoint_cases import CHECKPOINTS, Killed, assert_same, contents, killed_after, train
+from checkpoint_cases import CHECKPOINTS, Killed, assert_same, contents, killed_after, train, whole
 from children import python
 from engine_cases import blobs, held_out, settings, small_mlp, small_tanh
 from jocor_fast.engine.errors import RunError
@@ -65,7 +65,7 @@ def test_a_damaged_checkpoint_falls_back_to_the_previous(damage: Callable[[Path]
     assert len(said) == there
     histories = [len(torch.load(tmp_path / name, weights_only=True)["history"]) for name in CHECKPOINTS]
     assert histories == [3, 2]  # the damaged one did not become the previous one
-    assert_same(train("paired", tmp_path, resume=True), train("paired", None), tmp_path)
+    assert_same(train("paired", tmp_path, resume=True), whole("paired"), tmp_path)
 
 
 def test_two_damaged_checkpoints_end_in_a_sentence_and_stay(tmp_path: Path) -> None:
@@ -126,9 +126,9 @@ def test_a_full_disk_ends_in_a_sentence_and_keeps_the_last_good_checkpoint(tmp_p
     assert not list(tmp_path.glob("*.partial"))
     last = torch.load(tmp_path / "checkpoint.pt", weights_only=True)
     assert len(last["history"]) == 3
-    whole = fit(settings(), small_mlp, blobs(70), test=held_out(21))
+    untouched = fit(settings(), small_mlp, blobs(70), test=held_out(21))
     resumed = fit(settings(), small_mlp, blobs(70), test=held_out(21), output=tmp_path, resume=True)
-    assert_same(resumed, whole, tmp_path)
+    assert_same(resumed, untouched, tmp_path)
 
 
 def test_a_checkpoint_is_not_replaced_by_one_of_broken_networks(tmp_path: Path) -> None:

@@ -208,8 +208,6 @@ def test_version_by_the_command_line(capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_the_package_is_a_command() -> None:
-    done = python("-m", "jocor_fast", "--version")
-    assert (done.returncode, done.stdout) == (0, f"jocor-fast {jf.__version__}\n"), done.stderr
     wrong = python("-m", "jocor_fast", "nothing")
     assert (wrong.returncode, wrong.stdout) == (2, "")
     assert wrong.stderr == f"jocor-fast: error: there is no command 'nothing'; try {EVERY_COMMAND}\n"

@@ -36,7 +36,9 @@ def test_a_run_takes_no_modules_from_the_current_folder(monkeypatch: pytest.Monk
     assert run.error == "--epochs must be at least 1, got 0"
 
 
-def test_it_runs_every_method_and_writes_table_and_figure(capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_runs_every_method_and_writes_table_and_figure(
+    capsys: pytest.CaptureFixture[str], request: pytest.FixtureRequest
+) -> None:
     assert main(QUICK) == 0
     out = capsys.readouterr().out
     assert [(row["method"], row["n"], row["ddof"], row["status"]) for row in rows()] == [
@@ -62,6 +64,7 @@ def test_it_runs_every_method_and_writes_table_and_figure(capsys: pytest.Capture
     assert str(Path("out", "curves.png")) in out
 
     # Finished runs are not made again, more seeds join them, and other settings are refused.
+    request.getfixturevalue("runs_in_this_process")
     before = {path: path.stat().st_mtime_ns for path in CELLS.rglob("*") if path.is_file()}
     assert main([*QUICK[:-1], "out", "--methods", "standard", "--seeds", "2"]) == 0
     assert "1 run (1 of 2 is finished already), 1 at a time, in out" in capsys.readouterr().out
@@ -75,6 +78,7 @@ def test_it_runs_every_method_and_writes_table_and_figure(capsys: pytest.Capture
     assert "holds a run with epochs 2 (now 3)" in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("runs_in_this_process")
 def test_a_run_that_fails_is_named_and_never_averaged(capsys: pytest.CaptureFixture[str]) -> None:
     (CELLS / "standard" / "seed1").mkdir(parents=True)
     (CELLS / "standard" / "seed1" / "checkpoint.pt").write_bytes(b"broken")

@@ -12,6 +12,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -329,8 +330,8 @@ def test_what_a_crash_leaves_at_the_end_of_metrics_is_not_read(tail: bytes, tmp_
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
 @pytest.mark.parametrize("unbuffered", ["", "1"])
-def test_a_log_on_a_full_disk_is_an_error_and_not_a_crash(unbuffered: str, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "jocor_fast", "train", "--epochs", "1", "--output", str(tmp_path / "run")]
+def test_a_log_on_a_full_disk_is_an_error_and_not_a_crash(unbuffered: str, named_blobs: np.ndarray) -> None:
+    command = [sys.executable, "-m", "jocor_fast", "train", "--dataset", "npz:blobs.npz", "--epochs", "1"]
     with open("/dev/full", "w") as log:
         environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
         child = subprocess.run(command, stdout=log, stderr=subprocess.PIPE, text=True, check=False, env=environment)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from checkpoint_cases import KINDS, Killed, assert_same, contents, killed_after, killed_at, metrics_in, train
+from checkpoint_cases import KINDS, Killed, assert_same, contents, killed_after, killed_at, metrics_in, train, whole
 from engine_cases import blobs, parameters, same_bits, settings, small_mlp, small_tanh
 from jocor_fast.engine.errors import RunError
 from jocor_fast.engine.run import Run, fit
@@ -20,13 +20,12 @@ pytestmark = pytest.mark.usefixtures("one_thread", "curves_at_once")
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_killed_run_goes_on_to_the_same_bits(kind: str, tmp_path: Path) -> None:
-    whole = train(kind, None)
     with pytest.raises(Killed):
         train(kind, tmp_path, on_epoch=killed_after(2))
     with pytest.raises(Killed):  # in the middle of an epoch, which is done again from its start
         train(kind, tmp_path, resume=True, on_step=killed_at(4, 3))
     assert len(metrics_in(tmp_path)) == 3
-    assert_same(train(kind, tmp_path, resume=True), whole, tmp_path)
+    assert_same(train(kind, tmp_path, resume=True), whole(kind), tmp_path)
 
 
 def test_the_metrics_after_the_checkpoint_are_removed_first(tmp_path: Path) -> None:
@@ -34,7 +33,7 @@ def test_the_metrics_after_the_checkpoint_are_removed_first(tmp_path: Path) -> N
         train("paired", tmp_path, on_epoch=killed_after(2))
     with open(tmp_path / "metrics.jsonl", "a") as file:
         file.write('{"epoch": 3, "seconds": 1.0}\n{"epoch": 4, "sec')
-    assert_same(train("paired", tmp_path, resume=True), train("paired", None), tmp_path)
+    assert_same(train("paired", tmp_path, resume=True), whole("paired"), tmp_path)
 
 
 def test_resuming_a_finished_run_changes_nothing(tmp_path: Path) -> None:
@@ -50,7 +49,7 @@ def test_a_run_killed_before_its_summary_gets_one(tmp_path: Path) -> None:
     with pytest.raises(Killed):
         train("paired", tmp_path, on_epoch=killed_after(6))
     assert not (tmp_path / "summary.json").exists()
-    assert_same(train("paired", tmp_path, resume=True), train("paired", None), tmp_path)
+    assert_same(train("paired", tmp_path, resume=True), whole("paired"), tmp_path)
     assert json.loads((tmp_path / "summary.json").read_text())["status"] == "finished"
 
 
@@ -141,25 +140,23 @@ def test_resume_without_a_checkpoint_starts_afresh(tmp_path: Path) -> None:
     with pytest.raises(Killed):
         train("paired", tmp_path, lr=0.5, on_step=killed_at(1, 2))
     (tmp_path / "notes.txt").write_text("mine")
-    assert_same(train("paired", tmp_path, resume=True), train("paired", None), tmp_path)
+    assert_same(train("paired", tmp_path, resume=True), whole("paired"), tmp_path)
     assert json.loads((tmp_path / "config.json").read_text())["settings"]["lr"] == 0.01
     assert (tmp_path / "notes.txt").read_text() == "mine"
-    assert_same(
-        train("paired", tmp_path / "new" / "folder", resume=True), train("paired", None), tmp_path / "new" / "folder"
-    )
+    assert_same(train("paired", tmp_path / "new" / "folder", resume=True), whole("paired"), tmp_path / "new" / "folder")
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_run_killed_within_an_epoch_goes_on_from_the_last_checkpoint_of_so_many_steps(
     kind: str, tmp_path: Path
 ) -> None:
-    whole = train(kind, None, epochs=3, batch_size=8)
+    untouched = train(kind, None, epochs=3, batch_size=8)
     with pytest.raises(Killed):
         train(kind, tmp_path, epochs=3, batch_size=8, checkpoint_every=3, on_step=killed_at(2, 8))
     stored = torch.load(tmp_path / "checkpoint.pt", weights_only=True)["training"]["log"]
     assert stored["step"] == 6
     resumed = train(kind, tmp_path, epochs=3, batch_size=8, checkpoint_every=2, resume=True)
-    assert_same(resumed, whole, tmp_path)
+    assert_same(resumed, untouched, tmp_path)
 
 
 def test_a_run_of_two_processes_is_not_gone_on_with_by_one(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import math
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -136,30 +135,11 @@ def write_blobs(**changes: np.ndarray) -> None:
 
 
 @pytest.fixture
-def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> list[list[str]]:
-    """In an empty folder with blobs.npz; runs are made in this process. Returns the command line of each."""
+def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runs_in_this_process: list[list[str]]) -> list[list[str]]:
+    """In an empty folder with blobs.npz. Returns the command line of each run."""
     monkeypatch.chdir(tmp_path)
     write_blobs()
-    lines: list[list[str]] = []
-
-    class Done:
-        def __init__(self, code: int) -> None:
-            self.code = code
-
-        def poll(self) -> int:
-            return self.code
-
-        def terminate(self) -> None:
-            pass
-
-    def start(run: QueuedRun, threads: int) -> None:
-        lines.append(run.arguments())
-        handler = signal.getsignal(signal.SIGTERM)
-        run._process = Done(main(run.arguments()))  # type: ignore[assignment]
-        signal.signal(signal.SIGTERM, handler)
-
-    monkeypatch.setattr(QueuedRun, "start", start)
-    return lines
+    return runs_in_this_process
 
 
 def search(*arguments: str, output: str = "out") -> int:
