@@ -198,9 +198,14 @@ BROADCASTS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def operator_samples(name: str, device: str) -> list[tuple]:
-    """Positional arguments of torch.ops.jocor_fast.<name> for opcheck; every operator of the library is in here."""
-    sizes = [(dtype, 6, 5) for dtype in FLOAT_TYPES] + [(torch.float32, 1, 17), (torch.float32, 0, 3)]
-    return [sample for size in sizes for sample in _samples_of_size(name, *size, device)]
+    """Positional arguments of torch.ops.jocor_fast.<name> for opcheck; every operator of the library is in here.
+
+    Which arguments are given is the same matter in every type, so that the other types have one sample each.
+    """
+    sizes = [(6, 5), (1, 17), (0, 3)]
+    samples = [sample for size in sizes for sample in _samples_of_size(name, torch.float32, *size, device)]
+    others = [dtype for dtype in FLOAT_TYPES if dtype != torch.float32]
+    return samples + [_samples_of_size(name, dtype, 6, 5, device)[0] for dtype in others]
 
 
 def _samples_of_size(name: str, dtype: torch.dtype, rows: int, classes: int, device: str) -> list[tuple]:

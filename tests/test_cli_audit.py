@@ -33,6 +33,13 @@ def words(options: dict[str, str]) -> list[str]:
     return [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
 
 
+@pytest.fixture
+def matrix_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For audits of whose files nothing is looked at."""
+    draw = "jocor_fast.report.noise_matrix.draw_noise_matrices"
+    monkeypatch.setattr(draw, lambda matrices, path, names: path.write_bytes(b"drawn"))
+
+
 @pytest.fixture(scope="module")
 def audited(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run on the digits, 40 % wrong, a tenth held out, with its audit."""
@@ -123,6 +130,7 @@ def test_networks_that_have_learnt_nothing_are_named(tmp_path: Path, capsys: pyt
 BY_HEART = "what they have learnt, they have learnt by heart"
 
 
+@pytest.mark.usefixtures("matrix_at_once")
 @pytest.mark.parametrize("forget_rate", ["0", "0.5"])
 def test_networks_that_have_learnt_random_labels_by_heart_are_named(
     tmp_path: Path, forget_rate: str, capsys: pytest.CaptureFixture[str]
@@ -163,6 +171,7 @@ def test_networks_whose_own_errors_explain_what_was_found_are_named(
     assert explained < share / 2
 
 
+@pytest.mark.usefixtures("matrix_at_once")
 @pytest.mark.parametrize("rate", ["0", "0.2", "0.5", "0.8"])
 def test_a_good_run_is_not_warned_of(tmp_path: Path, rate: str, capsys: pytest.CaptureFixture[str]) -> None:
     for held_out in ([], ["--no-test", "--val-fraction=0.1"]):
