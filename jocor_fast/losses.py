@@ -17,34 +17,59 @@ _select_small_loss = operators.select_small_loss.default
 
 
 class JoCoROutput(NamedTuple):
-    """What `jocor_loss` returns; nothing of it waits for the device."""
+    """What `jocor_loss` returns; nothing of it waits for the device.
 
-    loss: Tensor  # 0-d, differentiable in both logits; 0 where nothing is selected
-    per_sample: Tensor  # [B], detached; 0 for ignored rows, as computed (inf, NaN) for non-finite ones
-    selected: Tensor  # [B] bool: the rows whose losses are averaged
-    num_selected: Tensor  # 0-d int64
-    num_nonfinite: Tensor  # 0-d int64: eligible rows whose per_sample is not finite
+    Attributes:
+        loss: 0-d, differentiable in both logits; 0 where nothing is selected.
+        per_sample: [B], detached; 0 for ignored rows, as computed (inf, NaN) for non-finite ones.
+        selected: [B] bool, the rows whose losses are averaged.
+        num_selected: 0-d int64.
+        num_nonfinite: 0-d int64, eligible rows whose per_sample is not finite.
+    """
+
+    loss: Tensor
+    per_sample: Tensor
+    selected: Tensor
+    num_selected: Tensor
+    num_nonfinite: Tensor
 
 
 class CoTeachingOutput(NamedTuple):
-    """What `coteaching_loss` returns; nothing of it waits for the device."""
+    """What `coteaching_loss` returns; nothing of it waits for the device.
 
-    loss: Tensor  # 0-d, differentiable in both logits: mean CE1 over selected2 + mean CE2 over selected1
-    per_sample1: Tensor  # [B], detached: CE1; 0 for ignored rows, as computed (inf, NaN) for non-finite ones
-    per_sample2: Tensor  # [B], detached: CE2
-    selected1: Tensor  # [B] bool: the rows that network 1 chose, which train network 2
-    selected2: Tensor  # [B] bool: the rows that network 2 chose, which train network 1
-    num_selected1: Tensor  # 0-d int64
-    num_selected2: Tensor  # 0-d int64
-    num_nonfinite: Tensor  # 0-d int64: eligible rows whose CE1 or CE2 is not finite
+    Attributes:
+        loss: 0-d, differentiable in both logits; mean CE1 over selected2 + mean CE2 over selected1.
+        per_sample1: [B], detached, CE1; 0 for ignored rows, as computed (inf, NaN) for non-finite ones.
+        per_sample2: [B], detached, CE2 likewise.
+        selected1: [B] bool, the rows that network 1 chose, which train network 2.
+        selected2: [B] bool, the rows that network 2 chose, which train network 1.
+        num_selected1: 0-d int64.
+        num_selected2: 0-d int64.
+        num_nonfinite: 0-d int64, eligible rows whose CE1 or CE2 is not finite.
+    """
+
+    loss: Tensor
+    per_sample1: Tensor
+    per_sample2: Tensor
+    selected1: Tensor
+    selected2: Tensor
+    num_selected1: Tensor
+    num_selected2: Tensor
+    num_nonfinite: Tensor
 
 
 class DecouplingOutput(NamedTuple):
-    """What `decoupling_loss` returns; nothing of it waits for the device."""
+    """What `decoupling_loss` returns; nothing of it waits for the device.
 
-    loss: Tensor  # 0-d, differentiable in both logits; 0 where no predictions differ
-    selected: Tensor  # [B] bool: the rows on which the predictions differ, without those whose loss is not finite
-    num_selected: Tensor  # 0-d int64
+    Attributes:
+        loss: 0-d, differentiable in both logits; 0 where no predictions differ.
+        selected: [B] bool, the rows on which the predictions differ, without those whose loss is not finite.
+        num_selected: 0-d int64.
+    """
+
+    loss: Tensor
+    selected: Tensor
+    num_selected: Tensor
 
 
 def _check_tensors(**tensors: Tensor) -> None:
