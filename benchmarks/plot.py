@@ -29,7 +29,7 @@ def draw_panel(axis: Axes, rows: Sequence[Row], dtype: str) -> None:
         if known:
             axis.plot(known, [times[shapes[number]] for number in known], marker="o", label=name)
     axis.set_xticks(range(len(shapes)), shapes, rotation=30)
-    axis.set(yscale="log", ylabel=f"{clock} time, µs", title=f"{WORK}, {dtype}, warm")
+    axis.set(yscale="log", xlabel="rows x classes", ylabel=f"{clock} time, µs", title=f"{WORK}, {dtype}, warm")
     axis.grid(alpha=0.3)
 
 
@@ -40,10 +40,12 @@ def logits_in(shape: str) -> int:
 
 
 def draw_figures(rows: Sequence[Row], path: Path, caption: str) -> None:
-    """Forward and backward, warm, in each type that was measured."""
-    types = sorted({row["dtype"] for row in rows if row["work"] == WORK}, reverse=True)
-    figure, axes = plt.subplots(1, max(1, len(types)), figsize=(6.5 * max(1, len(types)), 4), squeeze=False)
-    for axis, dtype in zip(axes[0], types, strict=False):
+    """Forward and backward, warm, in each type that was measured; no picture where none was."""
+    types = sorted({row["dtype"] for row in rows if (row["work"], row["cache"]) == (WORK, "warm")}, reverse=True)
+    if not types:
+        return
+    figure, axes = plt.subplots(1, len(types), figsize=(6.5 * len(types), 4), squeeze=False)
+    for axis, dtype in zip(axes[0], types, strict=True):
         draw_panel(axis, rows, dtype)
         axis.legend(fontsize=7)
     finish(figure, path, caption)

@@ -108,6 +108,9 @@ def test_a_measured_case_becomes_lines_of_a_csv_and_a_picture(tmp_path: Path) ->
         assert float(row["gb_per_s"]) == pytest.approx(case.bytes_moved / float(row["wall_us"]) / 1e3, rel=2e-3)
     plot.draw_figures(rows, tmp_path / "picture.png", "a machine")
     assert (tmp_path / "picture.png").stat().st_size > 1000
+    others = [{**row, "work": "forward"} for row in rows]
+    plot.draw_figures(others, tmp_path / "empty.png", "a machine")  # by a filter of pytest's, nothing that it shows
+    assert not (tmp_path / "empty.png").exists()
 
 
 def test_a_gpu_is_kept_busy_until_all_is_enqueued_though_its_clock_was_low_at_first(
