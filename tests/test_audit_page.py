@@ -145,6 +145,7 @@ def test_in_a_browser_pictures_load_and_keys_filters_and_the_export_work(tmp_pat
     assert seen["start"]["given"] == "cat"
     assert seen["start"]["page"] == "page 1 of 1, 30 samples"
     assert seen["start"]["first"] == str(shown[found.given[shown] == 0][0])
+    assert seen["start"]["status"] == f"{found.wrong[shown].sum()} labels to be changed"
     assert seen["next_class"]["given"] == 'dog, "big"'
     assert seen["all"]["page"] == "page 1 of 3, 90 samples"
     assert seen["all"]["first"] == str(shown[0])
@@ -170,8 +171,10 @@ def test_in_a_browser_pictures_load_and_keys_filters_and_the_export_work(tmp_pat
 
 def test_long_names_are_not_cut_off_in_a_narrow_window(tmp_path: Path) -> None:
     found, _ = an_audit()
-    content, window = probed(a_page(found, 90, long="/folder" * 12), tmp_path, width=500)["widths"]
+    seen = probed(a_page(found, 1, long="/folder" * 12), tmp_path, width=500)
+    content, window = seen["widths"]
     assert content <= window
+    assert seen["start"]["status"] == "1 label to be changed"
 
 
 def test_only_what_somebody_doubts_is_shown() -> None:

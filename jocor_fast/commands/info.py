@@ -15,7 +15,7 @@ from .._extension import build_info
 from ..data.catalogue import DATASETS, default_root, find_dataset
 from ..data.dataset import DataError
 from ..engine.environment import resolve_device, usable_cores
-from ..report.screen import say
+from ..report.screen import counted, say
 from .flags import declare_alone
 
 SUMMARY = "build, devices, loaders, data sets, versions: for bug reports"
@@ -56,7 +56,7 @@ def _lines(data_root: str | None) -> Iterator[tuple[str, str]]:
     else:
         yield "", f"CUDA: toolkit {build['cuda']}, for {', '.join(build['cuda_architectures'])}"
     yield "python", f"{platform.python_version()} on {platform.platform()}"
-    yield "torch", f"{torch.__version__}, {_torch_cuda()}, {torch.get_num_threads()} threads"
+    yield "torch", f"{torch.__version__}, {_torch_cuda()}, {counted(torch.get_num_threads(), 'thread')}"
     yield "devices", f"{usable_cores()} CPU cores"
     for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
         yield "", _gpu(index)
