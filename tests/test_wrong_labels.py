@@ -147,6 +147,15 @@ def test_clean_labels_and_classes_that_never_occur_are_fine() -> None:
     assert (found.noise_matrix == np.eye(7)).all()
 
 
+def test_a_label_of_the_only_class_is_not_suspicious_however_unsure_the_networks_are() -> None:
+    history, _ = a_history(np.eye(1), samples=50)
+    history.probability[:] = 0.001
+    found = audit_history(history)
+    assert (found.score == 0).all()
+    assert found.share_range == (0.0, 0.0)
+    assert found.noise_matrix.tolist() == [[1.0]]
+
+
 def test_a_run_and_its_folder_have_the_same_audit_and_clean_labels_play_no_part(tmp_path: Path) -> None:
     data = blobs(400, noise=0.4)
     run = fit(settings(epochs=12), small_tanh, data, output=tmp_path / "run")
