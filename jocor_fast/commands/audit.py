@@ -14,7 +14,6 @@ import numpy as np
 from rich.console import Console
 
 from ..config import ConfigError
-from ..data.arrays import user_path
 from ..data.dataset import Dataset
 from ..data.image_set import ImageDataset, ImageList
 from ..engine.errors import RunError
@@ -29,7 +28,7 @@ from ..stored_run import read_config, task_of_run
 from ..task import Task
 from ..whole_file import write_json, write_text
 from ..wrong_labels import Audit, audit_history
-from .flags import declare_alone
+from .flags import declare_alone, parse_output
 
 SUMMARY = "find the labels of a run that are probably wrong"
 USAGE = "RUN [OPTIONS]"
@@ -73,7 +72,7 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
         raise ConfigError(f"audit takes the folder of one run, got {len(arguments.runs) or 'none'}")
     most = _whole("--images", arguments.images)
     folder = Path(arguments.runs[0])
-    output = folder / "audit" if arguments.output is None else user_path(arguments.output)
+    output = folder / "audit" if arguments.output is None else parse_output(arguments.output)
     audited = AuditedRun.of(folder, arguments.data_root, console)
     output.mkdir(parents=True, exist_ok=True)
     files = {"picture": NOISE_MATRIX, "list": LIST, "report": AUDIT, "page": PAGE}

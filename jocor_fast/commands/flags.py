@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from ..config import ConfigError
+from ..data.arrays import user_path
 from ..engine.environment import resolve_device
 from ..engine.settings import device_name
 from ..options import OPTIONS, Option
@@ -40,6 +42,13 @@ def parse_count(flag: str, text: str | None, default: int) -> int:
     if count < 1:
         raise ConfigError(f"{flag} must be a whole number of at least 1, got {text!r}")
     return count
+
+
+def parse_output(text: str) -> Path:
+    """Where --output says; a ConfigError where that is nowhere, as by a shell's variable that is not set."""
+    if not text:
+        raise ConfigError("--output must be a path, got ''")
+    return user_path(text)
 
 
 def parse_device(text: str) -> torch.device:

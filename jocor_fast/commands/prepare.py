@@ -9,13 +9,12 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from ..config import ConfigError
-from ..data.arrays import user_path
 from ..data.catalogue import holds_files, load_dataset
 from ..data.image_set import ImageDataset
 from ..data.prepare import Preparation, prepare
 from ..report.screen import say
 from ..run_files import BAD_FILES
-from .flags import declare_alone
+from .flags import declare_alone, parse_output
 
 SUMMARY = "resize a data set of image files once, to train on it faster"
 USAGE = "--dataset NAME --output DIR [OPTIONS]"
@@ -53,9 +52,9 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     if not holds_files(arguments.dataset):
         raise ConfigError(f"--dataset must be clothing1m, folder:DIR or csv:FILE, got {arguments.dataset!r}")
     size, quality = parse_size(arguments.size), parse_quality(arguments.quality)
+    output = parse_output(arguments.output)
     dataset = load_dataset(arguments.dataset, arguments.data_root)
     assert isinstance(dataset, ImageDataset)
-    output = user_path(arguments.output)
     preparation = Preparation(dataset.resize if size is None else size, quality)
     with _bar(console) as bar:
         task = bar.add_task("resizing", total=None)

@@ -14,7 +14,6 @@ from typing import Any
 from rich.console import Console
 
 from ..config import Config, ConfigError, resolve
-from ..data.arrays import user_path
 from ..data.catalogue import load_dataset
 from ..engine.environment import usable_cores
 from ..engine.errors import RunError
@@ -33,7 +32,7 @@ from ..report.screen import counted, listed, say, say_subjects
 from ..report.tables import csv_text
 from ..schedules import trained_epochs
 from ..whole_file import write_text
-from .flags import declare_alone, parse_count, parse_device
+from .flags import declare_alone, parse_count, parse_device, parse_output
 from .queue_progress import QueueProgress
 from .reproduce_plan import print_plan
 from .run_queue import QueuedRun, check_earlier_run, run_all
@@ -131,7 +130,8 @@ class Reproduction:
             _methods(arguments.methods, experiment), _noises(arguments.noise, experiment), **overrides
         )
         recipe = "-published" if arguments.recipe == "published" else ""
-        output = user_path(arguments.output or f"runs/reproduce-{experiment.dataset}{recipe}")
+        usual = f"runs/reproduce-{experiment.dataset}{recipe}"
+        output = parse_output(usual if arguments.output is None else arguments.output)
         return Reproduction(
             experiment=experiment,
             figure=Figure(_report_kind(arguments, experiment), experiment.averaged_epochs),
