@@ -7,6 +7,7 @@
 #include <c10/util/Optional.h>
 
 #include <optional>
+#include <string>
 
 #include "joint_loss.h"
 
@@ -82,13 +83,34 @@ inline Tensor with_contiguous_columns(const Tensor& logits) {
   return logits.size(1) == 1 || logits.stride(1) == 1 ? logits : logits.contiguous();
 }
 
+inline void set_labels(LabelledRows& labelled, const Tensor& logits, const Tensor& target,
+                       std::optional<int64_t> ignore_index) {
+  labelled.rows = logits.size(0);
+  labelled.classes = logits.size(1);
+  labelled.label_type = label_type(target);
+  labelled.labels = target.const_data_ptr();
+  labelled.label_stride = target.stride(0);
+  labelled.has_ignore_index = ignore_index.has_value();
+  labelled.ignore_index = ignore_index.value_or(0);
+}
+
+// `or_else`: what is accepted beside the labels of classes.
+inline void check_labels_are_valid(int64_t first_bad_row, const Tensor& target, int64_t classes, const char* or_else) {
+  if (first_bad_row == cpu::kNoBadLabel) return;
+  const at::Scalar label = target[first_bad_row].item();
+  const bool is_signed = c10::isSignedType(target.scalar_type());
+  TORCH_CHECK_VALUE(false, "target[", first_bad_row, "] is ",
+                    is_signed ? std::to_string(label.to<int64_t>()) : std::to_string(label.to<uint64_t>()),
+                    "; a label in [0, ", classes, ")", or_else, " is accepted");
+}
+
 inline CheckedPair check_pair(const Tensor& logits1, const Tensor& logits2, const Tensor& target, double co_lambda,
                               std::optional<int64_t> ignore_index) {
   const LogitType type = logit_type(logits1, "logits1");
   logit_type(logits2, "logits2");
   TORCH_CHECK_TYPE(logits1.scalar_type() == logits2.scalar_type(), "logits1 has dtype ", logits1.scalar_type(),
                    " and logits2 ", logits2.scalar_type(), "; both must have the same");
-  const LabelType labels = label_type(target);
+  label_type(target);
   TORCH_CHECK_VALUE(logits1.dim() == 2 && logits1.size(1) > 0, "logits1 has shape ", logits1.sizes(),
                     "; [batch, classes] with at least one class is accepted");
   TORCH_CHECK_VALUE(logits2.sizes() == logits1.sizes(), "logits2 has shape ", logits2.sizes(), " and logits1 ",
@@ -106,13 +128,7 @@ inline CheckedPair check_pair(const Tensor& logits1, const Tensor& logits2, cons
   pair.logits2 = checked.logits2.const_data_ptr();
   pair.row_stride1 = checked.logits1.stride(0);
   pair.row_stride2 = checked.logits2.stride(0);
-  pair.rows = logits1.size(0);
-  pair.classes = logits1.size(1);
-  pair.label_type = labels;
-  pair.labels = target.const_data_ptr();
-  pair.label_stride = target.stride(0);
-  pair.has_ignore_index = ignore_index.has_value();
-  pair.ignore_index = ignore_index.value_or(0);
+  set_labels(pair, logits1, target, ignore_index);
   // a lambda so small that float32 makes it 0 is 0: a term without weight is not evaluated
   pair.co_lambda = type != LogitType::float64 && static_cast<float>(co_lambda) == 0.0f ? 0.0 : co_lambda;
   return checked;

@@ -97,12 +97,6 @@ struct JointLoss : torch::autograd::Function<JointLoss> {
   }
 };
 
-// Also where a tangent of forward-mode differentiation is attached: autograd::Function refuses it, where the operator
-// itself would drop it in silence.
-bool needs_derivative(const Tensor& tensor) {
-  return (at::GradMode::is_enabled() && tensor.requires_grad()) || tensor._fw_grad(/*level=*/0).defined();
-}
-
 bool any_needs_gradient(const Tensor& logits1, const Tensor& logits2) {
   return needs_derivative(logits1) || needs_derivative(logits2);
 }

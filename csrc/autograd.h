@@ -16,6 +16,12 @@ auto call_below_autograd(const Operator& op, const Arguments&... arguments) {
   return op.call(arguments...);
 }
 
+// Also where a tangent of forward-mode differentiation is attached: autograd::Function refuses it, where the operator
+// itself would drop it in silence.
+inline bool needs_derivative(const at::Tensor& tensor) {
+  return (at::GradMode::is_enabled() && tensor.requires_grad()) || tensor._fw_grad(/*level=*/0).defined();
+}
+
 // A backward operator is a function of its own, so that a second derivative is refused and not silently incomplete.
 struct DifferentiableOnce : torch::autograd::Function<DifferentiableOnce> {
   using variable_list = torch::autograd::variable_list;

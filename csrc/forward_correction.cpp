@@ -1,16 +1,15 @@
-// Forward correction (Patrini et al., CVPR 2017): -log((p T)[y]) of each row, and its gradient. It has no counterpart
-// among the kernels of joint_loss.h. On the CPU a loop: torch's operators take three times as long at 128 x 10, most of
-// it to wake threads for them. Elsewhere torch's operators.
+// The operators of forward correction (Patrini et al., CVPR 2017), -log((p T)[y]) of each row, and their derivatives:
+// on the CPU the kernels of joint_loss.h, elsewhere torch's operators.
 #include <ATen/ATen.h>
-#include <ATen/Parallel.h>
 #include <torch/library.h>
 
-#include <atomic>
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
 #include "arguments.h"
 #include "autograd.h"
+#include "joint_loss.h"
 #include "ops.h"
 #include "threads.h"
 
@@ -22,175 +21,182 @@ using torch::autograd::variable_list;
 
 // --- on the CPU -----------------------------------------------------------------------------------------------------
 
-// p_j = exp(z_j - max) / sum, and the share of class j in (p T)[y], exp(z_j - max + log T[j, y] - top) / top_sum. By
-// the largest terms, for the product p T itself would underflow.
-template <class Real>
-struct CorrectedRow {
-  static constexpr Real kInfinity = std::numeric_limits<Real>::infinity();
-  const Real* z;
-  const Real* log_t;  // log T[:, y] of the row's label y
-  int64_t classes;
-  Real max = -kInfinity, top = -kInfinity, sum = 0, top_sum = 0;
-
-  CorrectedRow(const Real* z, const Real* log_t, int64_t classes) : z(z), log_t(log_t), classes(classes) {
-    for (int64_t j = 0; j < classes; ++j) max = z[j] > max ? z[j] : max;
-    for (int64_t j = 0; j < classes; ++j) top = joint(j) > top ? joint(j) : top;
-    for (int64_t j = 0; j < classes; ++j) {
-      sum += std::exp(z[j] - max);
-      top_sum += std::exp(joint(j) - top);
-    }
-  }
-
-  Real joint(int64_t j) const { return (z[j] - max) + log_t[j]; }
-  Real loss() const {  // infinite where no class can have the label, and NaN where a logit is NaN or infinite
-    const bool impossible = top == -kInfinity && std::isfinite(sum);
-    return impossible ? kInfinity : std::log(sum) - (top + std::log(top_sum));
-  }
-  Real gradient(int64_t j) const { return std::exp(z[j] - max) / sum - std::exp(joint(j) - top) / top_sum; }
+// Logits that the kernels can read, and the tensors that own their memory.
+struct CheckedLogits {
+  Tensor logits, log_transition_t;
+  CorrectedLogits corrected;
 };
 
-void check_labels(const Tensor& labels, int64_t classes) {
-  const int64_t* const values = labels.const_data_ptr<int64_t>();
-  for (int64_t row = 0; row < labels.numel(); ++row) {
-    TORCH_CHECK_VALUE(values[row] >= 0 && values[row] < classes, "target[", row, "] is ", values[row],
-                      "; a label in [0, ", classes, ") is accepted");
-  }
+CheckedLogits check_logits(const Tensor& logits, const Tensor& target, const Tensor& log_transition_t) {
+  const LogitType type = logit_type(logits, "logits");
+  label_type(target);
+  TORCH_CHECK_VALUE(logits.dim() == 2 && logits.size(1) > 0, "logits has shape ", logits.sizes(),
+                    "; [batch, classes] with at least one class is accepted");
+  TORCH_CHECK_VALUE(target.dim() == 1 && target.size(0) == logits.size(0), "target has shape ", target.sizes(), "; [",
+                    logits.size(0), "], a label for each row of logits, is accepted");
+  const int64_t classes = logits.size(1);
+  TORCH_CHECK_VALUE(log_transition_t.sizes() == at::IntArrayRef({classes, classes}), "transition has shape ",
+                    log_transition_t.sizes(), "; [", classes, ", ", classes, "] is accepted");
+  check_beside(target, "target", logits, "logits");
+  check_beside(log_transition_t, "transition", logits, "logits");
+
+  CheckedLogits checked{with_contiguous_columns(logits), log_transition_t.to(real_type(logits)).contiguous(), {}};
+  CorrectedLogits& corrected = checked.corrected;
+  corrected.type = type;
+  corrected.logits = checked.logits.const_data_ptr();
+  corrected.row_stride = checked.logits.stride(0);
+  corrected.log_transition_t = checked.log_transition_t.const_data_ptr();
+  set_labels(corrected, logits, target, std::nullopt);
+  return checked;
 }
 
-// Calls body(row number, CorrectedRow) for all rows. The tensors are contiguous, the labels checked.
-template <class Real, class Body>
-void for_each_row(const Tensor& logits, const Tensor& labels, const Tensor& log_transition_t, Body body) {
-  const int64_t classes = logits.size(1);
-  const Real* const z = logits.const_data_ptr<Real>();
-  const Real* const log_t = log_transition_t.const_data_ptr<Real>();
-  const int64_t* const y = labels.const_data_ptr<int64_t>();
-  at::parallel_for(0, logits.size(0), rows_per_thread(classes), [&](int64_t begin, int64_t end) {
-    for (int64_t row = begin; row < end; ++row) {
-      body(row, CorrectedRow<Real>(z + row * classes, log_t + y[row] * classes, classes));
-    }
-  });
+// The mean of all rows, and how many are not finite.
+template <class Real>
+void summarise(const Tensor& per_sample, const Tensor& mean, const Tensor& num_nonfinite) {
+  const Real* const losses = per_sample.const_data_ptr<Real>();
+  const int64_t rows = per_sample.numel();
+  double sum = 0;
+  int64_t nonfinite = 0;
+  for (int64_t row = 0; row < rows; ++row) {
+    sum += losses[row];
+    nonfinite += !std::isfinite(losses[row]);
+  }
+  const double divisor = static_cast<double>(std::max<int64_t>(rows, 1));
+  if (mean.defined()) *mean.mutable_data_ptr<Real>() = static_cast<Real>(sum / divisor);
+  *num_nonfinite.mutable_data_ptr<int64_t>() = nonfinite;
+}
+
+// --- elsewhere ------------------------------------------------------------------------------------------------------
+
+// log T[i, y] of each row's label y beside the classes i. An invalid label, at which the host cannot look without
+// waiting, points at some class.
+Tensor log_columns(const Tensor& logits, const Tensor& target, const Tensor& log_transition_t) {
+  return log_transition_t.to(real_type(logits)).index_select(0, target.to(at::kLong).clamp(0, logits.size(1) - 1));
 }
 
 // --- the operators --------------------------------------------------------------------------------------------------
 
-struct Inputs {
-  Inputs(const Tensor& given_logits, const Tensor& target, const Tensor& given_log_t)
-      : logits(given_logits.to(real_type(given_logits)).contiguous()),
-        labels(target.to(at::kLong).contiguous()),
-        log_transition_t(given_log_t.to(logits.scalar_type()).contiguous()) {}
-  Tensor logits, labels, log_transition_t;
-
-  // log T[i, y] of each row's label y beside the classes i. An invalid label, at which the host cannot look without
-  // waiting, points at some class.
-  Tensor at_labels() const { return log_transition_t.index_select(0, labels.clamp(0, logits.size(1) - 1)); }
-};
-
-ForwardCorrectedResult forward_corrected_rows(const Tensor& logits, const Tensor& target,
-                                              const Tensor& log_transition_t) {
-  const Inputs inputs(logits, target, log_transition_t);
+// `loss` is the mean with per_sample beside it, or the loss of each row, and per_sample an empty tensor [0].
+// `statistics` is what the gradient needs again: on the CPU CorrectedStatistics [B, 4], elsewhere which rows have a
+// finite loss [B].
+ForwardCorrectedResult forward_corrected_loss(const Tensor& logits, const Tensor& target,
+                                              const Tensor& log_transition_t, bool mean) {
+  const int64_t rows = logits.size(0);
+  const auto real = logits.options().dtype(real_type(logits));
   if (!logits.is_cpu()) {
-    const Tensor losses = (inputs.logits.log_softmax(1) + inputs.at_labels()).logsumexp(1).neg_();
-    const Tensor valid = inputs.labels.ge(0).logical_and_(inputs.labels.lt(logits.size(1)));
+    const Tensor z = logits.to(real_type(logits)), labels = target.to(at::kLong);
+    const Tensor losses = (z.log_softmax(1) + log_columns(logits, target, log_transition_t)).logsumexp(1).neg_();
+    const Tensor valid = labels.ge(0).logical_and_(labels.lt(logits.size(1)));
     const Tensor per_sample = at::where(valid, losses, std::numeric_limits<double>::quiet_NaN());
-    return {per_sample, per_sample.isfinite().logical_not_().sum()};
+    const Tensor finite = per_sample.isfinite(), num_nonfinite = finite.logical_not().sum();
+    if (!mean) return {per_sample, at::empty({0}, real), num_nonfinite, finite};
+    return {per_sample.sum().div_(std::max<int64_t>(rows, 1)), per_sample, num_nonfinite, finite};
   }
-  check_labels(inputs.labels, logits.size(1));
-  Tensor per_sample = at::empty({logits.size(0)}, inputs.logits.options());
-  std::atomic<int64_t> num_nonfinite{0};
-  AT_DISPATCH_FLOATING_TYPES(per_sample.scalar_type(), "forward_corrected_rows", [&] {
-    scalar_t* const values = per_sample.mutable_data_ptr<scalar_t>();
-    for_each_row<scalar_t>(inputs.logits, inputs.labels, inputs.log_transition_t,
-                           [&](int64_t row, const auto& corrected) {
-                             values[row] = corrected.loss();
-                             if (!std::isfinite(values[row])) ++num_nonfinite;
-                           });
+  const CheckedLogits checked = check_logits(logits, target, log_transition_t);
+  Tensor per_sample = at::empty({rows}, real), statistics = at::empty({rows, 4}, real);
+  Tensor loss = mean ? at::empty({}, real) : Tensor();
+  Tensor num_nonfinite = at::empty({}, target.options().dtype(at::kLong));
+  CorrectedRowParams params{checked.corrected, per_sample.mutable_data_ptr(), statistics.mutable_data_ptr()};
+  const int64_t bad = first_bad_row(rows, checked.corrected.classes, [&](int64_t begin, int64_t end) {
+    return cpu::corrected_losses(params, begin, end);
   });
-  return {per_sample, at::scalar_tensor(num_nonfinite.load(), inputs.labels.options())};
+  check_labels_are_valid(bad, target, checked.corrected.classes, "");
+  AT_DISPATCH_FLOATING_TYPES(per_sample.scalar_type(), "forward_corrected_loss",
+                             [&] { summarise<scalar_t>(per_sample, loss, num_nonfinite); });
+  if (!mean) return {per_sample, at::empty({0}, real), num_nonfinite, statistics};
+  return {loss, per_sample, num_nonfinite, statistics};
 }
 
-// -> [B, C] in the logits' type, of the sum of grad [B] times the losses. A row whose loss is not finite gets zeros
-// that are written.
-Tensor forward_corrected_rows_backward(const Tensor& grad, const Tensor& losses, const Tensor& logits,
-                                       const Tensor& target, const Tensor& log_transition_t) {
-  const Inputs inputs(logits, target, log_transition_t);
+// -> [B, C] in the logits' type. grad is that of the mean (0-d), or of each row's loss [B]. A row whose loss is not
+// finite gets zeros that are written.
+Tensor forward_corrected_loss_backward(const Tensor& grad, const Tensor& logits, const Tensor& target,
+                                       const Tensor& log_transition_t, const Tensor& statistics) {
+  const int64_t rows = logits.size(0);
+  const double scale = grad.dim() == 0 ? 1.0 / static_cast<double>(std::max<int64_t>(rows, 1)) : 1.0;
   if (!logits.is_cpu()) {
-    const Tensor difference = inputs.logits.softmax(1) - (inputs.logits + inputs.at_labels()).softmax(1);
-    return at::where(losses.isfinite().unsqueeze(1), difference * grad.unsqueeze(1), 0.0).to(logits.scalar_type());
+    const Tensor z = logits.to(real_type(logits));
+    const Tensor difference = z.softmax(1) - (z + log_columns(logits, target, log_transition_t)).softmax(1);
+    const Tensor weights = (grad.dim() == 0 ? grad : grad.unsqueeze(1)) * scale;
+    return at::where(statistics.unsqueeze(1), difference * weights, 0.0).to(logits.scalar_type());
   }
-  Tensor gradient = at::empty(logits.sizes(), inputs.logits.options());
-  const Tensor upstream = grad.contiguous(), saved = losses.contiguous();  // hooks may have changed its strides
-  AT_DISPATCH_FLOATING_TYPES(gradient.scalar_type(), "forward_corrected_rows_backward", [&] {
-    const scalar_t* const scales = upstream.const_data_ptr<scalar_t>();
-    const scalar_t* const values = saved.const_data_ptr<scalar_t>();
-    scalar_t* const results = gradient.mutable_data_ptr<scalar_t>();
-    for_each_row<scalar_t>(inputs.logits, inputs.labels, inputs.log_transition_t,
-                           [&](int64_t row, const auto& corrected) {
-                             const bool finite = std::isfinite(values[row]);
-                             for (int64_t j = 0; j < corrected.classes; ++j) {
-                               scalar_t& result = results[row * corrected.classes + j];
-                               result = finite ? corrected.gradient(j) * scales[row] : scalar_t(0);
-                             }
-                           });
-  });
-  return gradient.to(logits.scalar_type());
+  const CheckedLogits checked = check_logits(logits, target, log_transition_t);
+  const Tensor saved = statistics.contiguous();  // hooks on saved tensors may hand back other strides
+  TORCH_CHECK_TYPE(grad.scalar_type() == real_type(logits) && saved.scalar_type() == real_type(logits),
+                   "grad and statistics have dtypes ", grad.scalar_type(), " and ", saved.scalar_type(), "; ",
+                   real_type(logits), " is accepted");
+  TORCH_CHECK_VALUE(grad.dim() == 0 || (grad.dim() == 1 && grad.size(0) == rows), "grad has shape ", grad.sizes(),
+                    "; [] or [", rows, "] is accepted");
+  Tensor gradient = at::empty(logits.sizes(), logits.options().memory_format(std::nullopt));
+  CorrectedGradientParams params{checked.corrected,
+                                 saved.const_data_ptr(),
+                                 grad.const_data_ptr(),
+                                 grad.dim() == 0 ? 0 : grad.stride(0),
+                                 scale,
+                                 gradient.mutable_data_ptr()};
+  share_out_rows(rows, checked.corrected.classes,
+                 [&](int64_t begin, int64_t end) { cpu::corrected_gradients(params, begin, end); });
+  return gradient;
 }
 
 // --- derivatives ----------------------------------------------------------------------------------------------------
 
+// Only the loss is an output of the function: `result` was computed before, below autograd.
 struct ForwardCorrected : torch::autograd::Function<ForwardCorrected> {
   static variable_list forward(AutogradContext* ctx, const Tensor& logits, const Tensor& target,
-                               const Tensor& log_transition_t) {
-    static const auto op = operator_handle<decltype(forward_corrected_rows)>("jocor_fast::forward_corrected_rows");
-    auto [per_sample, num_nonfinite] = call_below_autograd(op, logits, target, log_transition_t);
-    ctx->save_for_backward({per_sample, logits, target, log_transition_t});
-    ctx->mark_non_differentiable({num_nonfinite});
+                               const Tensor& log_transition_t, const ForwardCorrectedResult& result) {
+    const auto& [loss, per_sample, num_nonfinite, statistics] = result;
+    ctx->save_for_backward({logits, target, log_transition_t, statistics});
     ctx->set_materialize_grads(false);
-    return {per_sample, num_nonfinite};
+    return {loss};
   }
 
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
     static const auto op =
-        operator_handle<decltype(forward_corrected_rows_backward)>("jocor_fast::forward_corrected_rows_backward");
+        operator_handle<decltype(forward_corrected_loss_backward)>("jocor_fast::forward_corrected_loss_backward");
     const auto saved = ctx->get_saved_variables();
-    if (!grads[0].defined()) return {Tensor(), Tensor(), Tensor()};
-    return {op.call(grads[0], saved[0], saved[1], saved[2], saved[3]), Tensor(), Tensor()};
+    if (!grads[0].defined()) return {Tensor(), Tensor(), Tensor(), Tensor()};
+    return {op.call(grads[0], saved[0], saved[1], saved[2], saved[3]), Tensor(), Tensor(), Tensor()};
   }
 };
 
-ForwardCorrectedResult forward_corrected_rows_autograd(const Tensor& logits, const Tensor& target,
-                                                       const Tensor& log_transition_t) {
-  auto out = ForwardCorrected::apply(logits, target, log_transition_t);
-  return {out[0], out[1]};
+ForwardCorrectedResult forward_corrected_loss_autograd(const Tensor& logits, const Tensor& target,
+                                                       const Tensor& log_transition_t, bool mean) {
+  static const auto op = operator_handle<ForwardCorrectedOperator>("jocor_fast::forward_corrected_loss");
+  auto result = call_below_autograd(op, logits, target, log_transition_t, mean);
+  if (needs_derivative(logits)) {
+    std::get<0>(result) = ForwardCorrected::apply(logits, target, log_transition_t, result)[0];
+  }
+  return result;
 }
 
-Tensor forward_corrected_rows_backward_autograd(const Tensor& grad, const Tensor& losses, const Tensor& logits,
-                                                const Tensor& target, const Tensor& log_transition_t) {
+Tensor forward_corrected_loss_backward_autograd(const Tensor& grad, const Tensor& logits, const Tensor& target,
+                                                const Tensor& log_transition_t, const Tensor& statistics) {
   static const auto op =
-      operator_handle<decltype(forward_corrected_rows_backward)>("jocor_fast::forward_corrected_rows_backward");
-  return DifferentiableOnce::apply(grad, logits, logits, [&]() -> variable_list {
-    return {call_below_autograd(op, grad, losses, logits, target, log_transition_t)};
-  })[0];
+      operator_handle<decltype(forward_corrected_loss_backward)>("jocor_fast::forward_corrected_loss_backward");
+  const auto compute = [&] { return call_below_autograd(op, grad, logits, target, log_transition_t, statistics); };
+  if (!needs_derivative(logits) && !needs_derivative(grad)) return compute();
+  return DifferentiableOnce::apply(grad, logits, logits, [&]() -> variable_list { return {compute()}; })[0];
 }
 
 }  // namespace
 
 TORCH_LIBRARY_FRAGMENT(jocor_fast, m) {
   m.def(
-      "forward_corrected_rows(Tensor logits, Tensor target, Tensor log_transition_t) -> "
-      "(Tensor per_sample, Tensor num_nonfinite)",
+      "forward_corrected_loss(Tensor logits, Tensor target, Tensor log_transition_t, bool mean) -> "
+      "(Tensor loss, Tensor per_sample, Tensor num_nonfinite, Tensor statistics)",
       {at::Tag::pt2_compliant_tag});
   m.def(
-      "forward_corrected_rows_backward(Tensor grad, Tensor losses, Tensor logits, Tensor target, "
-      "Tensor log_transition_t) -> Tensor",
+      "forward_corrected_loss_backward(Tensor grad, Tensor logits, Tensor target, Tensor log_transition_t, "
+      "Tensor statistics) -> Tensor",
       {at::Tag::pt2_compliant_tag});
 }
 TORCH_LIBRARY_IMPL(jocor_fast, CompositeExplicitAutograd, m) {
-  m.impl("forward_corrected_rows", &forward_corrected_rows);
-  m.impl("forward_corrected_rows_backward", &forward_corrected_rows_backward);
+  m.impl("forward_corrected_loss", &forward_corrected_loss);
+  m.impl("forward_corrected_loss_backward", &forward_corrected_loss_backward);
 }
 TORCH_LIBRARY_IMPL(jocor_fast, Autograd, m) {
-  m.impl("forward_corrected_rows", &forward_corrected_rows_autograd);
-  m.impl("forward_corrected_rows_backward", &forward_corrected_rows_backward_autograd);
+  m.impl("forward_corrected_loss", &forward_corrected_loss_autograd);
+  m.impl("forward_corrected_loss_backward", &forward_corrected_loss_backward_autograd);
 }
 
 }  // namespace jocor_fast

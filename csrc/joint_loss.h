@@ -14,14 +14,8 @@ namespace jocor_fast {
 enum class LogitType { float16, bfloat16, float32, float64 };
 enum class LabelType { uint8, int8, uint16, int16, uint32, int32, uint64, int64 };
 
-// Two logit matrices [rows, classes] with contiguous columns and any row stride, and their labels [rows].
-// Losses and statistics are float32, for float64 logits float64: "real" below.
-struct LogitPair {
-  LogitType type;
-  const void* logits1;
-  const void* logits2;
-  int64_t row_stride1;
-  int64_t row_stride2;
+// Rows that have a label each.
+struct LabelledRows {
   int64_t rows;
   int64_t classes;
   LabelType label_type;
@@ -29,6 +23,16 @@ struct LogitPair {
   int64_t label_stride;
   bool has_ignore_index;
   int64_t ignore_index;
+};
+
+// Two logit matrices [rows, classes] with contiguous columns and any row stride, and their labels [rows].
+// Losses and statistics are float32, for float64 logits float64: "real" below.
+struct LogitPair : LabelledRows {
+  LogitType type;
+  const void* logits1;
+  const void* logits2;
+  int64_t row_stride1;
+  int64_t row_stride2;
   double co_lambda;
 };
 
@@ -95,6 +99,30 @@ struct GradientParams {
   void* grad2;
 };
 
+// Forward correction: one logit matrix, as those of a pair, and no selection. On the CPU only.
+struct CorrectedLogits : LabelledRows {
+  LogitType type;
+  const void* logits;
+  int64_t row_stride;
+  const void* log_transition_t;  // real [classes, classes], contiguous: row y holds log T[:, y]
+};
+
+struct CorrectedRowParams {
+  CorrectedLogits logits;
+  void* per_sample;  // real [rows]
+  void* statistics;  // CorrectedStatistics<real> [rows]
+};
+
+// The gradient of  sum_i grad_output[i * grad_stride] * scale * l_i; rows whose loss is not finite get zeros.
+struct CorrectedGradientParams {
+  CorrectedLogits logits;
+  const void* statistics;   // CorrectedStatistics<real> [rows]
+  const void* grad_output;  // real; grad_stride 0: one number for all rows
+  int64_t grad_stride;
+  double scale;
+  void* grad;  // logit type, contiguous [rows, classes]
+};
+
 namespace cpu {
 
 constexpr int64_t kNoBadLabel = -1;
@@ -102,6 +130,8 @@ constexpr int64_t kNoBadLabel = -1;
 // Rows [begin, end): callers split the batch over threads. Returns the first row with an invalid label, or kNoBadLabel.
 int64_t row_losses(const RowParams& params, int64_t begin, int64_t end);
 void row_gradients(const GradientParams& params, int64_t begin, int64_t end);
+int64_t corrected_losses(const CorrectedRowParams& params, int64_t begin, int64_t end);
+void corrected_gradients(const CorrectedGradientParams& params, int64_t begin, int64_t end);
 void select_small_loss(const SelectionParams& params);
 const char* instruction_set();                // the one in use: "avx512", "avx2" or "portable"
 std::vector<const char*> instruction_sets();  // those compiled in

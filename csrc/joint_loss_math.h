@@ -93,6 +93,23 @@ JF_INLINE Real label_gradient(LossWeights<Real> weights) {
   return -weights.supervised;
 }
 
+// Forward correction (Patrini et al., CVPR 2017): l = -log((p T)[y]), T[j, y] = P(label y | class j), of one network.
+// With shifted_j = z_j - max and joint_j = shifted_j + log T[j, y]: l = log_sum - (top + log_top_sum), where log_sum is
+// log sum_j exp(shifted_j), top the largest joint_j, and log_top_sum is log sum_j exp(joint_j - top), and
+// dl/dz_j = exp(shifted_j - log_sum) - exp((joint_j - top) - log_top_sum). In logarithms from end to end, for the
+// product p T itself would underflow. What the gradient needs is kept; max is NaN where the loss is not finite.
+template <class T>
+struct alignas(4 * sizeof(T)) CorrectedStatistics {
+  T max, log_sum, top, log_top_sum;
+};
+
+// Infinite where no class can have the label, and NaN where a logit is NaN or infinite.
+template <class Real>
+JF_INLINE Real corrected_loss(const CorrectedStatistics<Real>& row) {
+  const bool impossible = row.top == Real(-INFINITY) && row.log_sum - row.log_sum == Real(0);
+  return impossible ? Real(INFINITY) : row.log_sum - (row.top + row.log_top_sum);
+}
+
 // a * b, rounded: never fused with the addition that follows. num_keep must be the same number on every device.
 JF_INLINE double rounded_product(double a, double b) {
 #if defined(__CUDA_ARCH__)

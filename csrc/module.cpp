@@ -30,11 +30,12 @@ auto decoupling_loss_eager(const at::Tensor& logits1, const at::Tensor& logits2,
   return std::make_tuple(loss, per_sample, selected, num_selected, num_nonfinite);
 }
 
-auto forward_corrected_rows_eager(const at::Tensor& logits, const at::Tensor& target,
-                                  const at::Tensor& log_transition_t) {
+auto forward_corrected_loss_eager(const at::Tensor& logits, const at::Tensor& target,
+                                  const at::Tensor& log_transition_t, bool mean) {
   static const auto op =
-      jocor_fast::operator_handle<jocor_fast::ForwardCorrectedOperator>("jocor_fast::forward_corrected_rows");
-  return op.call(logits, target, log_transition_t);
+      jocor_fast::operator_handle<jocor_fast::ForwardCorrectedOperator>("jocor_fast::forward_corrected_loss");
+  auto [loss, per_sample, num_nonfinite, statistics] = op.call(logits, target, log_transition_t, mean);
+  return std::make_tuple(loss, per_sample, num_nonfinite);
 }
 
 auto coteaching_loss_eager(const at::Tensor& logits1, const at::Tensor& logits2, const at::Tensor& target,
@@ -60,8 +61,8 @@ PYBIND11_MODULE(_C, m) {
         "The operator decoupling_loss, called straight; without its last result.");
   m.def("coteaching_loss", &coteaching_loss_eager, py::call_guard<py::gil_scoped_release>(),
         "The operator coteaching_loss, called straight; without its last result.");
-  m.def("forward_corrected_rows", &forward_corrected_rows_eager, py::call_guard<py::gil_scoped_release>(),
-        "The operator forward_corrected_rows, called straight.");
+  m.def("forward_corrected_loss", &forward_corrected_loss_eager, py::call_guard<py::gil_scoped_release>(),
+        "The operator forward_corrected_loss, called straight; without its last result.");
   m.def("joint_loss_forward", &jocor_fast::joint_loss, py::arg("logits1"), py::arg("logits2"), py::arg("target"),
         py::arg("co_lambda"), py::arg("ignore_index") = std::nullopt, "Step 1: per-sample loss and row statistics.");
   m.def(

@@ -2,13 +2,10 @@
 // adds the derivatives.
 #include "ops.h"
 
-#include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
 
-#include <atomic>
 #include <limits>
-#include <string>
 
 #include "arguments.h"
 #include "joint_loss.h"
@@ -24,15 +21,6 @@ namespace {
 
 // --- the three steps, on whatever device ----------------------------------------------------------------------------
 
-void check_labels_are_valid(int64_t first_bad_row, const Tensor& target, int64_t classes) {
-  if (first_bad_row == cpu::kNoBadLabel) return;
-  const at::Scalar label = target[first_bad_row].item();
-  const bool is_signed = c10::isSignedType(target.scalar_type());
-  TORCH_CHECK_VALUE(false, "target[", first_bad_row, "] is ",
-                    is_signed ? std::to_string(label.to<int64_t>()) : std::to_string(label.to<uint64_t>()),
-                    "; a label in [0, ", classes, ") or ignore_index is accepted");
-}
-
 #ifdef JOCOR_FAST_CUDA
 template <class Launch>
 void on_current_stream(const Tensor& tensor, Launch launch) {
@@ -43,17 +31,9 @@ void on_current_stream(const Tensor& tensor, Launch launch) {
 #endif
 
 void run_rows_on_cpu(const RowParams& params, const Tensor& target) {
-  std::atomic<int64_t> first_bad{std::numeric_limits<int64_t>::max()};
-  at::parallel_for(0, params.pair.rows, rows_per_thread(params.pair.classes), [&](int64_t begin, int64_t end) {
-    const int64_t bad = cpu::row_losses(params, begin, end);
-    if (bad == cpu::kNoBadLabel) return;
-    int64_t seen = first_bad.load();
-    while (bad < seen && !first_bad.compare_exchange_weak(seen, bad)) {
-    }
-  });
-  const int64_t bad = first_bad.load();
-  check_labels_are_valid(bad == std::numeric_limits<int64_t>::max() ? cpu::kNoBadLabel : bad, target,
-                         params.pair.classes);
+  const int64_t bad = first_bad_row(params.pair.rows, params.pair.classes,
+                                    [&](int64_t begin, int64_t end) { return cpu::row_losses(params, begin, end); });
+  check_labels_are_valid(bad, target, params.pair.classes, " or ignore_index");
 }
 
 void run_rows(const RowParams& params, const Tensor& target) {
@@ -96,8 +76,8 @@ void run_gradients(const GradientParams& params, const Tensor& target) {
   }
 #endif
   (void)target;
-  at::parallel_for(0, params.pair.rows, rows_per_thread(params.pair.classes),
-                   [&](int64_t begin, int64_t end) { cpu::row_gradients(params, begin, end); });
+  share_out_rows(params.pair.rows, params.pair.classes,
+                 [&](int64_t begin, int64_t end) { cpu::row_gradients(params, begin, end); });
 }
 
 const void* data_or_null(const Tensor& tensor) { return tensor.defined() ? tensor.const_data_ptr() : nullptr; }

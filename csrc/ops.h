@@ -41,9 +41,10 @@ using CoteachingLossOperator = CoteachingLossResult(const Tensor&, const Tensor&
 std::tuple<Tensor, Tensor> joint_loss(const Tensor& logits1, const Tensor& logits2, const Tensor& target,
                                       double co_lambda, std::optional<int64_t> ignore_index);
 
-// -> per_sample [B], num_nonfinite []; log_transition_t [C, C]: row y holds log T[:, y] (in forward_correction.cpp)
-using ForwardCorrectedResult = std::tuple<Tensor, Tensor>;
-using ForwardCorrectedOperator = ForwardCorrectedResult(const Tensor&, const Tensor&, const Tensor&);
+// -> loss [] or [B], per_sample [B] or [0], num_nonfinite [], statistics; log_transition_t [C, C]: row y holds
+// log T[:, y] (in forward_correction.cpp)
+using ForwardCorrectedResult = std::tuple<Tensor, Tensor, Tensor, Tensor>;
+using ForwardCorrectedOperator = ForwardCorrectedResult(const Tensor&, const Tensor&, const Tensor&, bool);
 
 // -> selected [B]
 Tensor select_small_loss(const Tensor& losses, std::optional<int64_t> num_keep,

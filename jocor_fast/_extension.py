@@ -128,13 +128,19 @@ def _(logits1: Tensor, logits2: Tensor, target: Tensor, *settings: Any) -> tuple
     return logits1.new_empty((rows,), dtype=real), logits1.new_empty((rows, 4), dtype=real)
 
 
-@torch.library.register_fake("jocor_fast::forward_corrected_rows")
-def _(logits: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
-    return logits.new_empty((logits.shape[0],), dtype=_real(logits)), logits.new_empty((), dtype=torch.int64)
+@torch.library.register_fake("jocor_fast::forward_corrected_loss")
+def _(logits: Tensor, target: Tensor, log_transition_t: Tensor, mean: bool) -> tuple[Tensor, ...]:
+    rows, real = logits.shape[0], _real(logits)
+    return (
+        logits.new_empty(() if mean else (rows,), dtype=real),
+        logits.new_empty((rows,) if mean else (0,), dtype=real),
+        logits.new_empty((), dtype=torch.int64),
+        logits.new_empty((rows, 4), dtype=real) if logits.is_cpu else logits.new_empty((rows,), dtype=torch.bool),
+    )
 
 
-@torch.library.register_fake("jocor_fast::forward_corrected_rows_backward")
-def _(grad: Tensor, losses: Tensor, logits: Tensor, *rest: Any) -> Tensor:
+@torch.library.register_fake("jocor_fast::forward_corrected_loss_backward")
+def _(grad: Tensor, logits: Tensor, *rest: Any) -> Tensor:
     return logits.new_empty(tuple(logits.shape))
 
 

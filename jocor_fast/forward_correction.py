@@ -17,7 +17,7 @@ from torch.compiler import is_compiling
 from ._extension import _C, call, operators
 from .arguments import ROW_SUM_TOLERANCE, check_dense
 
-_rows = operators.forward_corrected_rows.default
+_loss = operators.forward_corrected_loss.default
 
 
 def forward_corrected_loss(logits: Tensor, target: Tensor, transition: Any, *, reduction: str = "mean") -> Tensor:
@@ -48,19 +48,23 @@ def forward_corrected_loss(logits: Tensor, target: Tensor, transition: Any, *, r
             is NaN, and the matrix is taken as it is.
     """
     matrix = check_corrected_arguments(logits, target, transition, reduction)
-    losses, _ = corrected_rows(logits, target, log_transposed(matrix, logits.dtype))
-    return losses if reduction == "none" else losses.sum() / max(losses.shape[0], 1)
+    return corrected_loss(logits, target, log_transposed(matrix, logits.dtype), mean=reduction == "mean")[0]
 
 
 def log_transposed(transition: Tensor, dtype: torch.dtype) -> Tensor:
-    """log Tᵀ as `corrected_rows` takes it, for logits of a dtype."""
+    """log Tᵀ as `corrected_loss` takes it, for logits of a dtype."""
     return transition.double().log().t().to(torch.promote_types(dtype, torch.float32)).contiguous()
 
 
-def corrected_rows(logits: Tensor, target: Tensor, log_transition_t: Tensor) -> tuple[Tensor, Tensor]:
-    """The loss of each row, [B], differentiable, and how many are not finite; only the labels are checked."""
-    losses, num_nonfinite = call(_rows, _C.forward_corrected_rows, logits, target, log_transition_t)
-    return losses, num_nonfinite
+def corrected_loss(
+    logits: Tensor, target: Tensor, log_transition_t: Tensor, *, mean: bool = True
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The mean loss, differentiable; the loss of each row, [B]; how many of those are not finite.
+
+    Without `mean` the first is the loss of each row, and the second is empty. The values of the matrix are not checked.
+    """
+    loss, per_sample, num_nonfinite = call(_loss, _C.forward_corrected_loss, logits, target, log_transition_t, mean)[:3]
+    return loss, per_sample, num_nonfinite
 
 
 def check_corrected_arguments(logits: Tensor, target: Tensor, transition: Any, reduction: str) -> Tensor:

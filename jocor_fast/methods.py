@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from jocor_fast.forward_correction import corrected_rows, log_transposed
+from jocor_fast.forward_correction import corrected_loss, log_transposed
 from jocor_fast.losses import CoTeachingOutput, coteaching_loss, decoupling_rows, jocor_loss
 from jocor_fast.schedules import keep_rounding
 
@@ -98,9 +98,9 @@ class FCorrection(Method):
 
     def loss(self, logits: tuple[Tensor, ...], labels: Tensor, keep: Keep) -> StepLoss:
         assert self.log_transition_t is not None
-        losses, num_nonfinite = corrected_rows(logits[0], labels, self.log_transition_t)
+        loss, per_sample, num_nonfinite = corrected_loss(logits[0], labels, self.log_transition_t)
         everything = torch.ones_like(labels, dtype=torch.bool)
-        return StepLoss(losses.mean(), (everything,), num_nonfinite, losses.detach())
+        return StepLoss(loss, (everything,), num_nonfinite, per_sample)
 
 
 class Decoupling(Method):

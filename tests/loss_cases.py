@@ -229,13 +229,18 @@ def _samples_of_size(name: str, dtype: torch.dtype, rows: int, classes: int, dev
             (z1_frozen, z2, target, None, None, 3, None, False, True, None),
             (z1_frozen, z2.t().contiguous().t(), target, None, None, None, num_keep, False, False, None),
         ]
-    if name == "forward_corrected_rows":
+    if name == "forward_corrected_loss":
         matrix = torch.full((classes, classes), 0.1 / classes, device=device).fill_diagonal_(1 - 0.1 + 0.1 / classes)
-        return [(z1, target, matrix.log()), (z1.t().contiguous().t(), target.to(torch.uint8), matrix.log())]
-    if name == "forward_corrected_rows_backward":
+        return [
+            (z1, target, matrix.log(), True),
+            (z1.t().contiguous().t(), target.to(torch.uint8), matrix.log(), False),
+        ]
+    if name == "forward_corrected_loss_backward":
         log_t = torch.full((classes, classes), 1 / classes, device=device).log()
-        losses, _ = operators.forward_corrected_rows(z1_frozen, target, log_t)
-        return [(torch.ones_like(losses), losses, z1_frozen, target, log_t)]
+        mean, losses, _, statistics = operators.forward_corrected_loss(z1_frozen, target, log_t, True)
+        return [
+            (grad, z1_frozen, target, log_t, statistics) for grad in (torch.ones_like(mean), torch.ones_like(losses))
+        ]
     if name == "joint_loss":
         return [(z1, z2, target, 0.9, None), (z1_frozen, z2, target.int(), 0.5, 1)]
     if name == "select_small_loss":

@@ -19,8 +19,8 @@ def test_the_library_has_the_operators_that_are_tested():
     assert OPERATORS == [
         "coteaching_loss",
         "decoupling_loss",
-        "forward_corrected_rows",
-        "forward_corrected_rows_backward",
+        "forward_corrected_loss",
+        "forward_corrected_loss_backward",
         "jocor_loss",
         "joint_loss",
         "joint_loss_backward",

@@ -60,6 +60,21 @@ def test_values_and_gradients(loss, device, dtype, matrix):
 
 
 @everywhere
+@with_every_float_type
+@pytest.mark.parametrize("classes", [1, 2, 3, 5, 7, 8, 9, 12, 16, 17, 31, 33, 100])
+def test_values_and_gradients_around_every_vector_width(loss, device, dtype, classes):
+    """19 rows: one block of the kernel's and a part of the next."""
+    logits, _, target = random_logits(19, classes, dtype, device)
+    matrix = np.full((classes, classes), 0.4 / classes) + 0.6 * np.eye(classes)
+    losses, gradients = expected(logits, target, matrix)
+    rows = loss.forward_corrected_loss(logits, target, matrix, reduction="none")
+    assert_close(rows, losses)
+    weights = torch.linspace(0.1, 1, 19, dtype=rows.dtype, device=device)
+    (gradient,) = torch.autograd.grad(rows, logits, weights)
+    assert_close(gradient, gradients * weights.cpu().numpy()[:, None])
+
+
+@everywhere
 def test_gradcheck(loss, device):
     logits, _, target = random_logits(5, 4, torch.float64, device)
     matrix = noise.symmetric(4, 0.3)

@@ -29,7 +29,7 @@ sys.exit(pytest.main(arguments))
 
 @pytest.mark.parametrize("instruction_set", WIDTHS[: WIDTHS.index(IN_USE)])
 def test_numbers_on_a_lesser_instruction_set(instruction_set):
-    files = [str(TESTS / "test_loss_values.py"), str(TESTS / "test_loss_edges.py")]
+    files = [str(TESTS / f"test_{name}.py") for name in ("loss_values", "loss_edges", "forward_correction")]
     arguments = ["-q", "-x", "-p", "no:cacheprovider", "-k", f"compiled-cpu and ({NUMBERS})", *files]
     done = python("-c", RUN, instruction_set, *arguments, cwd=TESTS.parent, JOCOR_FAST_CPU_ISA=instruction_set)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]

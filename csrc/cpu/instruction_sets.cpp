@@ -39,6 +39,14 @@ void row_gradients(const GradientParams& params, int64_t begin, int64_t end) {
   chosen().row_gradients(params, begin, end);
 }
 
+int64_t corrected_losses(const CorrectedRowParams& params, int64_t begin, int64_t end) {
+  return chosen().corrected_losses(params, begin, end);
+}
+
+void corrected_gradients(const CorrectedGradientParams& params, int64_t begin, int64_t end) {
+  chosen().corrected_gradients(params, begin, end);
+}
+
 const char* instruction_set() { return chosen().name; }
 
 std::vector<const char*> instruction_sets() {

@@ -9,6 +9,8 @@ struct RowKernels {
   const char* name;
   int64_t (*row_losses)(const RowParams&, int64_t begin, int64_t end);
   void (*row_gradients)(const GradientParams&, int64_t begin, int64_t end);
+  int64_t (*corrected_losses)(const CorrectedRowParams&, int64_t begin, int64_t end);
+  void (*corrected_gradients)(const CorrectedGradientParams&, int64_t begin, int64_t end);
 };
 
 extern const RowKernels portable_kernels;

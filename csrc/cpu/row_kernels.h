@@ -348,23 +348,28 @@ void row_gradients_of(const GradientParams& params, int64_t begin, int64_t end) 
 
 // --- choice of the template -----------------------------------------------------------------------------------------
 
-// Calls body(a null pointer of the logit type, whether KL is evaluated).
+// Calls body(a null pointer of the logit type).
 template <class Body>
-JF_INLINE auto with_types(const LogitPair& pair, Body body) {
-  const auto with_kl = [&](auto type) {
-    return pair.co_lambda != 0.0 ? body(type, std::true_type{}) : body(type, std::false_type{});
-  };
-  switch (pair.type) {
+JF_INLINE auto with_logit_type(LogitType type, Body body) {
+  switch (type) {
     case LogitType::float16:
-      return with_kl(static_cast<float16*>(nullptr));
+      return body(static_cast<float16*>(nullptr));
     case LogitType::bfloat16:
-      return with_kl(static_cast<bfloat16*>(nullptr));
+      return body(static_cast<bfloat16*>(nullptr));
     case LogitType::float64:
-      return with_kl(static_cast<double*>(nullptr));
+      return body(static_cast<double*>(nullptr));
     case LogitType::float32:
       break;
   }
-  return with_kl(static_cast<float*>(nullptr));
+  return body(static_cast<float*>(nullptr));
+}
+
+// Calls body(a null pointer of the logit type, whether KL is evaluated).
+template <class Body>
+JF_INLINE auto with_types(const LogitPair& pair, Body body) {
+  return with_logit_type(pair.type, [&](auto type) {
+    return pair.co_lambda != 0.0 ? body(type, std::true_type{}) : body(type, std::false_type{});
+  });
 }
 
 inline int64_t row_losses(const RowParams& params, int64_t begin, int64_t end) {

@@ -20,11 +20,13 @@
 #define JF_ISA_AVX2
 #define JF_ISA avx2
 #define JF_VECTOR_BYTES 32
+#include "corrected_row_kernels.h"
 #include "instruction_sets.h"
 #include "row_kernels.h"
 
 namespace jocor_fast::cpu {
-const RowKernels avx2_kernels = {"avx2", avx2::row_losses, avx2::row_gradients};
+const RowKernels avx2_kernels = {"avx2", avx2::row_losses, avx2::row_gradients, avx2::corrected_losses,
+                                 avx2::corrected_gradients};
 }
 
 #if defined(__clang__)

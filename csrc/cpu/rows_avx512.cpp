@@ -21,11 +21,13 @@
 #define JF_ISA_AVX512
 #define JF_ISA avx512
 #define JF_VECTOR_BYTES 64
+#include "corrected_row_kernels.h"
 #include "instruction_sets.h"
 #include "row_kernels.h"
 
 namespace jocor_fast::cpu {
-const RowKernels avx512_kernels = {"avx512", avx512::row_losses, avx512::row_gradients};
+const RowKernels avx512_kernels = {"avx512", avx512::row_losses, avx512::row_gradients, avx512::corrected_losses,
+                                   avx512::corrected_gradients};
 }
 
 #if defined(__clang__)

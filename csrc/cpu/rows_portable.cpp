@@ -1,9 +1,11 @@
 // The row kernels, 16 bytes wide, for any processor with such vectors (SSE2, NEON).
 #define JF_ISA portable
 #define JF_VECTOR_BYTES 16
+#include "corrected_row_kernels.h"
 #include "instruction_sets.h"
 #include "row_kernels.h"
 
 namespace jocor_fast::cpu {
-const RowKernels portable_kernels = {"portable", portable::row_losses, portable::row_gradients};
+const RowKernels portable_kernels = {"portable", portable::row_losses, portable::row_gradients,
+                                     portable::corrected_losses, portable::corrected_gradients};
 }

@@ -16,11 +16,11 @@ LABEL_TYPES = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", 
 
 class LogitPair(ctypes.Structure):
     _fields_ = [
-        ("type", ctypes.c_int), ("logits1", ctypes.c_void_p), ("logits2", ctypes.c_void_p),
-        ("row_stride1", ctypes.c_int64), ("row_stride2", ctypes.c_int64),
         ("rows", ctypes.c_int64), ("classes", ctypes.c_int64),
         ("label_type", ctypes.c_int), ("labels", ctypes.c_void_p), ("label_stride", ctypes.c_int64),
-        ("has_ignore_index", ctypes.c_bool), ("ignore_index", ctypes.c_int64), ("co_lambda", ctypes.c_double),
+        ("has_ignore_index", ctypes.c_bool), ("ignore_index", ctypes.c_int64),
+        ("type", ctypes.c_int), ("logits1", ctypes.c_void_p), ("logits2", ctypes.c_void_p),
+        ("row_stride1", ctypes.c_int64), ("row_stride2", ctypes.c_int64), ("co_lambda", ctypes.c_double),
     ]  # fmt: skip
 
 
