@@ -143,10 +143,21 @@ JF_INLINE Vector<float> exp_nonpositive(Vector<float> x) {
 #endif
 }
 
-JF_INLINE Vector<double> exp_nonpositive(Vector<double> x) {  // float64 is for checking: libm's exp, lane by lane
-  Vector<double> result;
-  for (int lane = 0; lane < Lanes<double>::count; ++lane) result[lane] = ::exp(x[lane]);
-  return result;
+// Likewise, ln 2 in two parts and exp(r) by its series, whose terms after r^13 / 13! are under 1e-17.
+JF_INLINE Vector<double> exp_nonpositive(Vector<double> x) {
+  const double log2_e = 1.4426950408889634, ln_2_high = 0x1.62e42fefa38p-1, ln_2_low = 0x1.ef35793c7673p-45;
+  const Vector<double> clamped = larger(broadcast(-709.0), x);  // n = -1023 at the lowest
+  const double shift = 6755399441055744.0;                      // 1.5 * 2^52
+  const Vector<double> shifted = clamped * log2_e + shift;
+  const Vector<double> n = shifted - shift;
+  const Vector<double> r = (clamped - n * ln_2_high) - n * ln_2_low;
+  Vector<double> series = broadcast(1.0 / 6227020800.0);
+  for (const double factorial :
+       {479001600.0, 39916800.0, 3628800.0, 362880.0, 40320.0, 5040.0, 720.0, 120.0, 24.0, 6.0, 2.0, 1.0, 1.0}) {
+    series = series * r + 1.0 / factorial;
+  }
+  using Bits = typename Lanes<double>::IndexVector;
+  return series * bit_cast<Vector<double>>((bit_cast<Bits>(shifted) << 52) + 0x3ff0000000000000);
 }
 
 // --- log(x) for normal x > 0 (or inf, NaN), 1 ulp -------------------------------------------------------------------
