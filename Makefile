@@ -4,7 +4,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip --disable-pip-version-check install
+# Python compiles what is imported, when it first is: a small part of what is installed.
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --no-compile
 unexport PYTHONPATH PYTHONHOME
 
 # torch comes first: the extension is compiled against the torch that is installed here (pyproject.toml has the bound).
@@ -33,8 +34,9 @@ help:
 train: $(VENV)/.package
 	$(BIN)/jocor-fast reproduce digits
 
+# Two at a time, a file of tests in one of them; their threads sleep while they wait, for there are more than cores.
 test: $(VENV)/.test $(VENV)/.package
-	$(BIN)/python -m pytest tests
+	OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest tests -n 2 --dist loadfile --no-loadscope-reorder --benchmark-disable
 
 # A warning of pdoc's is a broken docstring, but for annotations of a NamedTuple, which only its own module can resolve.
 docs: $(VENV)/.test $(VENV)/.dev $(VENV)/.package
@@ -71,8 +73,8 @@ clean:
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# The stamps. .torch: what the build imports; .package: the extension and the package, in place; .test and .dev: the same
-# with what the tests and the linters need on top, so that a first `make test` builds once. pip hides what setup.py
+# The stamps. .torch: what the build imports; .package: the extension and the package, in place; .test: the same with
+# what the tests need on top, so that a first `make test` builds once; .dev: the linters. pip hides what setup.py
 # prints, so the decision is shown from the file in which the build keeps it.
 
 define INSTALL
@@ -92,7 +94,8 @@ $(VENV)/.test: pyproject.toml | $(VENV)/.torch
 	$(call INSTALL,[test$(comma)dali])
 
 $(VENV)/.dev: pyproject.toml | $(VENV)/.torch
-	$(call INSTALL,[dev])
+	$(PIP) --quiet --group dev
+	@touch $@
 
 $(VENV)/.package: $(EXTENSION_SOURCES) | $(VENV)/.torch
 	$(call INSTALL,)

@@ -1,14 +1,17 @@
-"""The kernels of csrc/cuda as a library of the host, compiled once a session."""
+"""The kernels of csrc/cuda as a library of the host, compiled once a session, of however many workers."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
+from filelock import FileLock  # which torch needs
 from host_build import CSRC, CUDA_FILES, HERE, OPTIMISED, compile_all, compiler, link, precompile
 from host_kernels import HostKernels
 
 HOST_FILES = ("fibres", "kernels")
+LIBRARY = "libkernels.so"
 
 
 @pytest.fixture(scope="session")
@@ -17,15 +20,18 @@ def host_objects(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     if compiler() is None:
         pytest.skip("needs a C++ compiler")
     sources = [CSRC / "cuda" / f"{name}.cu" for name in CUDA_FILES] + [HERE / f"{name}.cpp" for name in HOST_FILES]
-    folder = tmp_path_factory.mktemp("cuda_on_host")
-    objects = compile_all(sources, folder, precompiled=precompile(folder, OPTIMISED))
-    return dict(zip(CUDA_FILES + HOST_FILES, objects, strict=True))
+    of_worker = tmp_path_factory.getbasetemp()
+    folder = (of_worker.parent if "PYTEST_XDIST_WORKER" in os.environ else of_worker) / "cuda_on_host"
+    with FileLock(f"{folder}.lock"):
+        if not (folder / LIBRARY).exists():
+            folder.mkdir(exist_ok=True)
+            link(compile_all(sources, folder, precompiled=precompile(folder, OPTIMISED)), folder / LIBRARY, ["-shared"])
+    return {source.stem: folder / f"{source.name}.o" for source in sources}
 
 
 @pytest.fixture(scope="session")
 def library(host_objects: dict[str, Path]) -> HostKernels:
-    objects = list(host_objects.values())
-    return HostKernels(link(objects, objects[0].parent / "libkernels.so", ["-shared"]))
+    return HostKernels(host_objects["kernels"].parent / LIBRARY)
 
 
 @pytest.fixture(params=[False, True], ids=["first-thread-first", "last-thread-first"])
