@@ -109,7 +109,15 @@ def test_a_run_of_ones_own_arrays_is_audited_without_pictures(
     data = blobs(80)
     names = np.array(["cat", "dog", "eel", "fox"])[data.labels.numpy()]
     with pytest.warns(UserWarning, match="labels are numbered in sorted order"):
-        jf.train(small_tanh, (data.inputs, names), forget_rate=0.4, epochs=3, batch_size=16, output=tmp_path / "own")
+        jf.train(
+            small_tanh,
+            (data.inputs, names),
+            forget_rate=0.4,
+            ramp_epochs=0,
+            epochs=3,
+            batch_size=16,
+            output=tmp_path / "own",
+        )
     assert main(["audit", str(tmp_path / "own"), "--apply", f"--output={tmp_path / 'found'}"]) == 0
     assert "own has seen each sample 3 times only: not much to judge by" in capsys.readouterr().err
     rows = list(csv.DictReader((tmp_path / "found" / "suspicious.csv").open()))
