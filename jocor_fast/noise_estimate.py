@@ -33,8 +33,8 @@ from .transition_estimate import pair_counts, rows_of_counts
 
 SUREST = 0.3  # the share of the samples taken for a class whose labels are believed to tell its row
 DRAWS = 100  # of the bootstrap
-# Agreement with all labels over that with those of the surest: .94 or more on digits and MNIST whatever the noise, .75
-# to .80 of perceptrons on 4,000 images of CIFAR-10, which took half of the right labels for wrong.
+# Agreement with all labels over that with those of the surest. It is near 1 where networks learn (digits and MNIST,
+# whatever the noise) and lower where they do not, as perceptrons on a few thousand images of CIFAR-10.
 LEAST_AGREEMENT = 0.85
 
 

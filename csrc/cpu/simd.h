@@ -261,8 +261,8 @@ JF_INLINE Float16Bits narrow(const float16*, Vector<float> value) {
 #endif
 }
 
-// Tails, n < N: halves of a vector, halves of those, down to one element. Element by element through an array they make
-// the row kernels take three times as long at 128 x 10: the vector waits until all elements have reached the cache.
+// Tails, n < N: halves of a vector, halves of those, down to one element. A vector read from an array that was written
+// element by element would wait until all of them have reached the cache.
 template <class Element, int N>
 JF_INLINE typename VectorOf<Element, N>::type load_first(const Element* source, int n, Element fill) {
   using Whole = typename VectorOf<Element, N>::type;
