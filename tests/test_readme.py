@@ -24,6 +24,8 @@ EXAMPLES = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 PROSE = re.sub(r"```.*?```", "", README, flags=re.DOTALL)
 TESTS = sorted(set(re.findall(r"\[`(test_\w+)`\]\((tests/[\w/]+\.py)\)", PROSE)))
 LINKS = sorted(set(re.findall(r"\]\((?!https?:)([^)#]+)\)", PROSE)))
+RESULTS = ROOT / "benchmarks" / "results"
+RESULT_LINKS = set(re.findall(r"\]\(([^)]+)\)", (RESULTS / "README.md").read_text(encoding="utf-8")))
 
 
 def test_the_readme_has_the_loop_and_the_trainer() -> None:
@@ -82,3 +84,10 @@ def test_a_test_that_the_readme_names_exists(test: str, file: str) -> None:
 @pytest.mark.parametrize("link", LINKS)
 def test_a_file_that_the_readme_points_to_exists(link: str) -> None:
     assert (ROOT / link).exists()
+
+
+def test_the_list_of_results_points_to_all_there_are() -> None:
+    missing = [link for link in sorted(RESULT_LINKS) if not (RESULTS / link).exists()]
+    assert missing == []
+    listed = {Path(link).parts[0].split(".")[0] for link in RESULT_LINKS}
+    assert {path.name.split(".")[0] for path in RESULTS.iterdir()} - listed == {"README"}
