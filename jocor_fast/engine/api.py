@@ -10,16 +10,18 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from jocor_fast.arguments import check_switch
+from jocor_fast.arguments import at_least, check_switch
 from jocor_fast.data.arrays import user_path
 from jocor_fast.data.classes import as_array, label_values, number_classes
-from jocor_fast.engine.environment import own_modes
+from jocor_fast.data.torch_dataset import DatasetInputs
+from jocor_fast.engine.environment import own_modes, usable_cores
 from jocor_fast.engine.networks import NetworkSource, probe_classes
 from jocor_fast.engine.plan import unfinished_ramp
 from jocor_fast.engine.processes import joined_processes
 from jocor_fast.engine.run import EvalData, Run, TrainData, fit
-from jocor_fast.engine.samples import ResidentInputs, check_inputs
+from jocor_fast.engine.samples import as_network_input, check_inputs
 from jocor_fast.engine.settings import TrainSettings
 
 _TABLE_SHOWN = 20
@@ -45,6 +47,7 @@ def train(
     precision: str = "float32",
     output: str | os.PathLike[str] | None = None,
     resume: bool = False,
+    num_workers: int | None = None,
 ) -> Run:
     """Train networks on noisily labelled data (paper, algorithm 1, for method "jocor").
 
@@ -70,7 +73,8 @@ def train(
         train_data: (inputs [N, ...], noisy labels [N]), arrays or tensors. Inputs: uint8 (the networks get them divided
             by 255), floating (they get float32), int32 or int64 (as they are). Labels: whole numbers, each one of the
             networks' outputs; strings, and numbers beyond the outputs, are numbered in sorted order, and a warning says
-            how.
+            how. What is too large for memory, or has random transforms, comes as (dataset, labels): a map-style
+            `torch.utils.data.Dataset` whose item i is the input of sample i, or a tuple that begins with it.
         test_data: the same, with true labels: measured on after every epoch, chooses nothing.
         val_data: the same: chooses the best epoch.
         clean_labels: [N], the true labels of train_data, where they are known: for label precision alone.
@@ -93,12 +97,14 @@ def train(
         precision: "float32", "bfloat16" or "float16".
         output: folder for config.json, metrics.jsonl, summary.json, curves.png and checkpoints; None writes nothing.
         resume: go on from the checkpoint in `output`.
+        num_workers: processes that read a Dataset, 0: this one; None: as many as there are cores. What its transforms
+            draw at random (by torch, NumPy or Python's `random`) follows from `seed`, with any number of workers.
 
     Returns:
         Run: networks (in evaluation mode), metrics (a dict an epoch), summary.
 
     Raises:
-        TypeError, ValueError: an argument is wrong.
+        TypeError, ValueError: an argument is wrong, or a Dataset cannot give a sample.
         jocor_fast.engine.errors.RunError: the output folder holds a run, cannot be written, or cannot be resumed.
         SystemExit: 143, after SIGTERM, in the main thread and with an output folder: the run can be resumed.
     """
@@ -126,12 +132,14 @@ def train(
         output = user_path(output)
     resume = check_switch("resume", resume)
     pairs = {"train_data": train_data, "test_data": test_data, "val_data": val_data}
-    inputs = {name: _inputs(name, pair) for name, pair in pairs.items() if pair is not None}
-    _warn_of_other_scales(inputs)
+    workers = usable_cores() if num_workers is None else at_least("num_workers", num_workers, 0)
+    inputs = {name: _inputs(name, pair, workers, settings.seed) for name, pair in pairs.items() if pair is not None}
+    first = {name: given[:2] if isinstance(given, Tensor) else given.first() for name, given in inputs.items()}
+    _warn_of_other_scales(first)
     given = {name: pair[1] for name, pair in pairs.items() if pair is not None}
     if clean_labels is not None:
         given["clean_labels"] = clean_labels
-    labels, table = _class_numbers(given, networks, inputs["train_data"])
+    labels, table = _class_numbers(given, networks, first["train_data"])
     for name, tensor in labels.items():
         samples = len(inputs.get(name, inputs["train_data"]))
         if len(tensor) != samples:
@@ -151,11 +159,20 @@ def train(
         )
 
 
-def _inputs(name: str, pair: Any) -> Tensor:
-    """The inputs of a pair (inputs, labels) as a tensor that shares their memory where it can."""
+def _inputs(name: str, pair: Any, num_workers: int, seed: int) -> Tensor | DatasetInputs:
+    """The inputs of a pair (inputs, labels): a Dataset, or a tensor that shares their memory where it can."""
     if not isinstance(pair, (tuple, list)) or len(pair) != 2:
-        raise TypeError(f"{name} must be a pair (inputs, labels), got {type(pair).__name__}")
+        hint = "; give (dataset, labels)" if isinstance(pair, Dataset) else ""
+        raise TypeError(f"{name} must be a pair (inputs, labels), got {type(pair).__name__}{hint}")
     inputs = pair[0]
+    if isinstance(inputs, Dataset):
+        if isinstance(inputs, IterableDataset) or not hasattr(inputs, "__len__"):
+            raise TypeError(f"{name}: inputs must be a Dataset with a length, got {type(inputs).__name__}")
+        if not len(inputs):
+            raise ValueError(f"{name}: inputs must hold at least one sample, got a Dataset of none")
+        return DatasetInputs(name, inputs, num_workers, seed)
+    if isinstance(inputs, DataLoader):
+        raise TypeError(f"{name}: inputs must be an array, a tensor or a Dataset, got a DataLoader; give its dataset")
     if not isinstance(inputs, Tensor):
         array = as_array(inputs, f"{name}: inputs")
         if array.dtype.kind not in "biuf":
@@ -168,10 +185,10 @@ def _inputs(name: str, pair: Any) -> Tensor:
     return inputs.detach()
 
 
-def _warn_of_other_scales(inputs: dict[str, Tensor]) -> None:
+def _warn_of_other_scales(first: dict[str, Tensor]) -> None:
     """Say where the networks are tried on numbers of another range than those that they learn from."""
-    trained = inputs["train_data"].dtype
-    for name, tensor in inputs.items():
+    trained = first["train_data"].dtype
+    for name, tensor in first.items():
         if (tensor.dtype == torch.uint8) != (trained == torch.uint8):
             warnings.warn(
                 f"{name}: inputs are {tensor.dtype} and those of train_data {trained}: uint8 reaches the networks "
@@ -181,9 +198,11 @@ def _warn_of_other_scales(inputs: dict[str, Tensor]) -> None:
 
 
 def _class_numbers(
-    given: dict[str, Any], networks: NetworkSource, inputs: Tensor
+    given: dict[str, Any], networks: NetworkSource, first: Tensor
 ) -> tuple[dict[str, Tensor], tuple[str, ...] | None]:
     """The labels as int64 class numbers, and the original labels in that order where they had to be numbered.
+
+    `first` are a few of the training inputs, to try the networks.
 
     Numbers that the networks have outputs for are class numbers, whether or not each of them occurs.
     """
@@ -194,7 +213,7 @@ def _class_numbers(
     numbered, table = number_classes(*values.values())
     if table is not None and all(array.dtype.kind == "i" and array.min(initial=0) >= 0 for array in values.values()):
         highest = max(int(array.max(initial=0)) for array in values.values())
-        if highest < _outputs(networks, inputs):
+        if highest < _outputs(networks, first):
             numbered, table = list(values.values()), None
     if table is not None:
         shown = ", ".join(f"{label} → {number}" for number, label in enumerate(table[:_TABLE_SHOWN]))
@@ -203,7 +222,7 @@ def _class_numbers(
     return {name: torch.from_numpy(array.copy()) for name, array in zip(values, numbered, strict=True)}, table
 
 
-def _outputs(networks: NetworkSource, inputs: Tensor) -> int:
+def _outputs(networks: NetworkSource, first: Tensor) -> int:
     """How many outputs the networks have; a function is called for one that is thrown away.
 
     0 where they are no networks, which the run then says.
@@ -217,4 +236,4 @@ def _outputs(networks: NetworkSource, inputs: Tensor) -> int:
         if not isinstance(network, nn.Module):
             return 0
         device = next((parameter.device for parameter in network.parameters()), torch.device("cpu"))
-        return probe_classes([network], ResidentInputs(inputs[:2], 1 / 255, device).first(), "train_data")
+        return probe_classes([network], as_network_input(first, 1 / 255).to(device), "train_data")

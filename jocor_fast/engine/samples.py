@@ -1,4 +1,7 @@
-"""What a run trains and evaluates on, and where its inputs come from: memory here, files in `data.image_source`."""
+"""What a run trains and evaluates on, and where its inputs come from.
+
+Those in memory are here, image files in `data.image_source`, a torch Dataset in `data.torch_dataset`.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +20,13 @@ from jocor_fast.data.bad_files import BadFiles
 
 @runtime_checkable
 class InputFiles(Protocol):
-    """Inputs that lie in files: opened when the device of a run is known."""
+    """Inputs that are read while training, from files mostly: opened when the device of a run is known."""
 
     def __len__(self) -> int: ...
 
     @property
     def checksum(self) -> str:
-        """Of their names in order: other files behind the same labels are other samples."""
+        """What tells them from others, such as of their names in order: others behind the same labels are others."""
         ...
 
     def subset(self, ids: np.ndarray) -> InputFiles:
@@ -127,7 +130,7 @@ class InputSource(Protocol):
 
     @property
     def bad_files(self) -> BadFiles | None:
-        """Which of its files could not be read so far; None where it reads none."""
+        """Which of its files could not be read so far; None where it reads none, or ends the run at the first."""
         ...
 
     def __len__(self) -> int:
@@ -178,12 +181,16 @@ class ResidentInputs:
             yield Batch(samples, self.gather(samples))
 
     def network_input(self, stored: Tensor) -> Tensor:
-        """Stored rows as the networks take them: uint8 becomes scaled float32."""
-        if stored.dtype != torch.uint8:
-            return stored
-        if stored.is_cuda:
+        if stored.dtype == torch.uint8 and stored.is_cuda:
             return stored * self._factor  # the same numbers by one kernel; on a CPU it takes longer
-        return stored.float().mul_(self.scale)
+        return as_network_input(stored, self.scale)
+
+
+def as_network_input(stored: Tensor, scale: float) -> Tensor:
+    """Stored rows as the networks take them: uint8 becomes scaled float32, other integers stay."""
+    if stored.dtype == torch.uint8:
+        return stored.float().mul_(scale)
+    return stored.float() if stored.is_floating_point() else stored
 
 
 def take(inputs: Tensor | InputFiles, ids: np.ndarray) -> Tensor | InputFiles:

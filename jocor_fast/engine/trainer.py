@@ -228,7 +228,7 @@ class Trainer:
             "val_accuracy": val.mean,
             "nonfinite_rows": int(numbers.nonfinite),
             "bad_files": None if bad_files is None else len(bad_files),
-            "wait_share": None if bad_files is None else log.waited / log.seconds,
+            "wait_share": log.waited / log.seconds if self.source.reads_files else None,
             "seconds": log.seconds,
             "eval_seconds": time.perf_counter() - started,
             "samples_per_second": len(log.order) * self.processes.count / log.seconds,
