@@ -130,6 +130,7 @@ def build_parser() -> argparse.ArgumentParser:
             formatter_class=_HelpFormatter,
             allow_abbrev=False,
         )
+        command.register("type", None, _given)  # what values are read by, as none of them is of another type
         module.add_arguments(command)
     return parser
 
@@ -161,6 +162,13 @@ class _Parser(argparse.ArgumentParser):
         """What has been printed is written before Python itself would have to, which complains in its own words."""
         sys.stdout.flush()
         super().exit(status, message)
+
+
+def _given(text: str) -> str:
+    """The value of an option or argument. None may be empty, as of a shell's variable that is not set."""
+    if not text:
+        raise argparse.ArgumentTypeError("expected one argument, got ''")
+    return text
 
 
 class _PrintCompletion(argparse.Action):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import re
 import signal
@@ -14,7 +15,7 @@ import pytest
 
 import jocor_fast as jf
 from children import python
-from jocor_fast.cli import COMMANDS, main
+from jocor_fast.cli import COMMANDS, build_parser, main
 from jocor_fast.config import ConfigError
 from jocor_fast.engine.errors import RunError
 from jocor_fast.options import OPTIONS
@@ -48,7 +49,7 @@ WRONG_USE = [
     ("train --epochs", 2, "--epochs needs a value"),
     ("train --resume=yes", 2, "--resume: ignored explicit argument 'yes'"),
     ("train --dataset mnits", 2, "--dataset must be one of digits, "),
-    ("train --dataset=", 2, "--dataset must be text, got ''"),
+    ("train --dataset=", 2, "--dataset needs a value, got ''"),
     ("train --dataset npz:no.npz", 1, "no.npz does not exist"),
     ("train --labels no.npy --forget-rate .5", 1, "no.npy does not exist"),
     ("train --labels labels.npy --forget-rate .5", 1, "labels.npy holds 5 labels, the data set has 1437 samples"),
@@ -111,24 +112,22 @@ WRONG_USE = [
     ("reproduce", 2, "reproduce takes the name of an experiment, one of digits, mnist, "),
     ("reproduce digit", 2, "reproduce takes the name of an experiment, one of digits, mnist, "),
     ("reproduce digits --methods jocor,magic", 2, "--methods must name some of standard, jocor, got 'magic'"),
-    ("reproduce digits --seeds 0", 2, "--seeds must be a whole number of at least 1, got '0'"),
-    ("reproduce digits --seeds all", 2, "--seeds must be a whole number of at least 1, got 'all'"),
-    ("reproduce digits --epochs 0", 2, "--epochs must be a whole number of at least 1, got '0'"),
-    ("reproduce digits --jobs -1", 2, "--jobs must be a whole number of at least 1, got '-1'"),
+    ("reproduce digits --seeds 0", 2, "--seeds must be a whole number from 1 to 1,000, got '0'"),
+    ("reproduce digits --seeds all", 2, "--seeds must be a whole number from 1 to 1,000, got 'all'"),
+    ("reproduce digits --epochs 0", 2, "--epochs must be a whole number from 1 to 1,000,000,000, got '0'"),
+    ("reproduce digits --jobs -1", 2, "--jobs must be a whole number from 1 to 1,000,000,000, got '-1'"),
+    ("reproduce digits --dry-run --seeds 1001", 2, "--seeds must be a whole number from 1 to 1,000, got '1001'"),
     ("reproduce digits --device tpu", 2, "--device must be auto, cpu, cuda or cuda:N, got 'tpu'"),
     ("reproduce digits --device cuda:99", 2, "--device: 'cuda:99' "),
     ("predict run images --device tpu", 2, "--device must be auto, cpu, cuda or cuda:N, got 'tpu'"),
     ("predict run images --device cuda:99", 2, "--device: 'cuda:99' "),
     ("reproduce digits --lr 1", 2, "jocor-fast reproduce has no option --lr"),
-    ("prepare --dataset folder:. --output=", 2, "--output must be a path, got ''"),
-    ("predict run images --output=", 2, "--output must be a path, got ''"),
-    ("reproduce digits --dry-run --output=", 2, "--output must be a path, got ''"),
     ("plot", 2, "plot takes the folders of runs, got none"),
     ("plot nowhere", 1, "RUN: nowhere holds no run, nor does any folder in it (no metrics.jsonl)"),
     ("search-lambda --grid 0.5,1.5", 2, "--grid must be numbers in [0, 1], such as 0.05,0.35,0.95, got '0.5,1.5'"),
     ("search-lambda --grid nan", 2, "--grid must be numbers in [0, 1], such as 0.05,0.35,0.95, got 'nan'"),
     ("search-lambda --grid a", 2, "--grid must be numbers in [0, 1], such as 0.05,0.35,0.95, got 'a'"),
-    ("search-lambda --jobs 0", 2, "--jobs must be a whole number of at least 1, got '0'"),
+    ("search-lambda --jobs 0", 2, "--jobs must be a whole number from 1 to 1,000,000,000, got '0'"),
     ("search-lambda --co-lambda 1", 2, "jocor-fast search-lambda has no option --co-lambda"),
     ("search-lambda --config fixed.toml", 2, "--co-lambda is nothing to give to search-lambda, which sets it itself"),
     ("search-lambda --val-fraction 0", 2, "--val-fraction must be above 0: λ is chosen by what is held out"),
@@ -148,6 +147,31 @@ def test_wrong_use_ends_in_one_sentence(
     assert error.count("\n") == 1
     assert "Traceback" not in error
     assert not list(tmp_path.glob("runs/*/metrics.jsonl")), "nothing may have been trained"
+
+
+@pytest.mark.parametrize("digits", [10, 5000], ids=["absurd", "more digits than Python reads"])
+@pytest.mark.parametrize(
+    "line",
+    ["reproduce digits --dry-run --jobs", "audit run --images", "prepare --dataset folder:. --output x --quality"],
+)
+def test_an_absurd_count_is_refused_with_those_that_are_not(
+    line: str, digits: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    *words, flag = line.split()
+    assert main([*words, flag, "9" * digits]) == 2
+    assert re.fullmatch(
+        rf"jocor-fast: error: {flag} must be a whole number from \d to [\d,]+, got '9+'\n", capsys.readouterr().err
+    )
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_nothing_takes_an_empty_value(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """As of a shell's variable that is not set: an empty path would be the current folder."""
+    (commands,) = (action for action in build_parser()._actions if isinstance(action, argparse._SubParsersAction))
+    for action in (action for action in commands.choices[name]._actions if action.nargs != 0):
+        assert main([name, *action.option_strings, ""]) == 2
+        named = (*action.option_strings, action.metavar)[0]
+        assert capsys.readouterr().err == f"jocor-fast: error: {named} needs a value, got ''\n"
 
 
 def test_a_data_set_that_is_absent_says_where_to_put_it(

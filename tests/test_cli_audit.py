@@ -344,7 +344,9 @@ def test_wrong_use_ends_in_a_sentence(audited: Path, tmp_path: Path, capsys: pyt
     assert "audit takes the folder of one run, got none" in says(2)
     assert "got 2" in says(2, "a", "b")
     assert "is not the folder of a run (it has no whole config.json)" in says(1, str(tmp_path))
-    assert "--images must be a whole number, got 'many'" in says(2, str(audited), "--images=many")
+    assert "--images must be a whole number from 0 to 1,000,000,000, got 'many'" in says(
+        2, str(audited), "--images=many"
+    )
     (tmp_path / "config.json").write_text((audited / "config.json").read_text())
     assert "holds no whole checkpoint.pt" in says(1, str(tmp_path))
     changed = json.loads((audited / "config.json").read_text())

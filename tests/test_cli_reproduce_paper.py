@@ -250,7 +250,11 @@ def test_a_run_of_other_settings_is_refused(capsys: pytest.CaptureFixture[str]) 
         (["mnist", "--val-labels", "clean", "--methods", "jocor"], 2, "--val-labels needs --val-fraction"),
         (["mnist", "--val-fraction", "2", "--methods", "jocor"], 2, "--val-fraction must lie in [0, 1), got 2"),
         (["mnist", "--recipe", "best", "--methods", "jocor"], 2, "--recipe must be one of paper, published"),
-        (["mnist", "--jobs", "0", "--methods", "jocor"], 2, "--jobs must be a whole number of at least 1, got '0'"),
+        (
+            ["mnist", "--jobs", "0", "--methods", "jocor"],
+            2,
+            "--jobs must be a whole number from 1 to 1,000,000,000, got '0'",
+        ),
         (["cifar10", "--methods", "jocor"], 1, "cifar10"),  # not there: where to get it
         (["clothing1m", "--methods", "jocor"], 1, "clothing1m"),
     ],

@@ -14,6 +14,7 @@ import numpy as np
 from rich.console import Console
 
 from ..config import ConfigError
+from ..data.arrays import user_path
 from ..data.dataset import Dataset
 from ..data.image_set import ImageDataset, ImageList
 from ..engine.errors import RunError
@@ -28,7 +29,7 @@ from ..stored_run import read_config, task_of_run
 from ..task import Task
 from ..whole_file import write_json, write_text
 from ..wrong_labels import Audit, audit_history
-from .flags import declare_alone, parse_output
+from .flags import declare_alone, parse_count
 
 SUMMARY = "find the labels of a run that are probably wrong"
 USAGE = "RUN [OPTIONS]"
@@ -59,9 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help=f"write {CORRECTED} too, with every label that is probably wrong replaced: a file for train --labels",
     )
-    parser.add_argument(
-        "--images", metavar="N", default=str(MOST_IMAGES), help=f"samples on the page (default: {MOST_IMAGES})"
-    )
+    parser.add_argument("--images", metavar="N", help=f"samples on the page (default: {MOST_IMAGES})")
     parser.add_argument("--output", metavar="DIR", help="folder for the files (default: RUN/audit)")
     declare_alone(parser, "data_root")
 
@@ -70,9 +69,9 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     """Write the files and say what was found; 0, or a ConfigError, DataError or RunError."""
     if len(arguments.runs) != 1:
         raise ConfigError(f"audit takes the folder of one run, got {len(arguments.runs) or 'none'}")
-    most = _whole("--images", arguments.images)
+    most = parse_count("--images", arguments.images, MOST_IMAGES, least=0)
     folder = Path(arguments.runs[0])
-    output = folder / "audit" if arguments.output is None else parse_output(arguments.output)
+    output = folder / "audit" if arguments.output is None else user_path(arguments.output)
     audited = AuditedRun.of(folder, arguments.data_root, console)
     output.mkdir(parents=True, exist_ok=True)
     files = {"picture": NOISE_MATRIX, "list": LIST, "report": AUDIT, "page": PAGE}
@@ -283,12 +282,6 @@ class AuditedRun:
         if not is_image(dataset.input_shape):
             return None
         return lambda number: data_uri(dataset.train_inputs[number], dataset.input_scale)
-
-
-def _whole(flag: str, text: str) -> int:
-    if not text.isdecimal():
-        raise ConfigError(f"{flag} must be a whole number, got {text!r}")
-    return int(text)
 
 
 def _say(console: Console, audited: AuditedRun, output: Path, files: dict[str, str]) -> None:

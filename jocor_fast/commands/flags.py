@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from ..config import ConfigError
-from ..data.arrays import user_path
 from ..engine.environment import resolve_device
 from ..engine.settings import device_name
 from ..options import OPTIONS, Option
+
+MOST_COUNT = 1_000_000_000  # more than anybody has a use for
 
 
 def declare(parser: argparse.ArgumentParser, options: Iterable[Option]) -> None:
@@ -33,22 +33,17 @@ def declare_alone(parser: argparse._ActionsContainer, name: str) -> None:
     _add(parser, OPTIONS[name], OPTIONS[name].default)
 
 
-def parse_count(flag: str, text: str | None, default: int) -> int:
-    """The whole number ≥ 1 that a flag's text is; a ConfigError that names the flag where it is none."""
+def parse_count(flag: str, text: str | None, default: int, *, least: int = 1, most: int = MOST_COUNT) -> int:
+    """The whole number that a flag's text is; a ConfigError that says which are accepted where it is none of them."""
+    if text is None:
+        return default
     try:
-        count = default if text is None else int(text)
-    except ValueError:
-        count = 0
-    if count < 1:
-        raise ConfigError(f"{flag} must be a whole number of at least 1, got {text!r}")
+        count = int(text)
+    except ValueError:  # no number, or one of more digits than Python reads
+        count = least - 1
+    if not least <= count <= most:
+        raise ConfigError(f"{flag} must be a whole number from {least} to {most:,}, got {text!r}")
     return count
-
-
-def parse_output(text: str) -> Path:
-    """Where --output says; a ConfigError where that is nowhere, as by a shell's variable that is not set."""
-    if not text:
-        raise ConfigError("--output must be a path, got ''")
-    return user_path(text)
 
 
 def parse_device(text: str) -> torch.device:

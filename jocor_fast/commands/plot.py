@@ -10,6 +10,7 @@ import numpy as np
 from rich.console import Console
 
 from ..config import ConfigError
+from ..data.arrays import user_path
 from ..data.dataset import DataError
 from ..engine.errors import RunError
 from ..report.comparison import ComparedRun, find_runs, grouped
@@ -18,7 +19,7 @@ from ..report.noise_matrix import draw_noise_matrices, realised_matrix
 from ..report.screen import counted, say, say_subjects
 from ..run_files import COMPARISON, CONFIG, NOISE_MATRIX, read_json, read_summary
 from ..stored_run import task_of_run
-from .flags import declare_alone, parse_output
+from .flags import declare_alone
 
 SUMMARY = "runs side by side in one figure, and their noise matrix"
 USAGE = "RUN [RUN ...] [OPTIONS]"
@@ -43,7 +44,7 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
         raise ConfigError("plot takes the folders of runs, got none")
     found = [run for folder in map(Path, arguments.runs) for run in _runs(folder)]
     runs = list({run.folder.resolve(): run for run in found}.values())  # "runs runs/*" names each of them twice
-    output = parse_output(arguments.output)
+    output = user_path(arguments.output)
     output.mkdir(parents=True, exist_ok=True)
     draw_comparison(grouped(runs), output / COMPARISON)
     say_subjects(console, {counted(len(runs), "run"): str(output / COMPARISON)})

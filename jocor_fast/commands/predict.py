@@ -13,7 +13,7 @@ import torch
 from rich.console import Console
 
 from ..config import ConfigError
-from ..data.arrays import split_key
+from ..data.arrays import split_key, user_path
 from ..data.image_file import BadImage
 from ..data.image_lists import images_below
 from ..engine.errors import RunError
@@ -21,7 +21,7 @@ from ..predictor import Predictor
 from ..report.screen import warn
 from ..report.tables import csv_text
 from ..whole_file import check_writable, write_text
-from .flags import declare_alone, parse_device, parse_output
+from .flags import declare_alone, parse_device
 
 SUMMARY = "label images or arrays by the networks of a run"
 USAGE = "CHECKPOINT PATH [PATH ...] [OPTIONS]"
@@ -57,7 +57,7 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
         raise ConfigError("predict takes a checkpoint and at least one path to label")
     if arguments.network not in NETWORKS:
         raise ConfigError(f"--network must be one of {', '.join(NETWORKS)}, got {arguments.network!r}")
-    output = None if arguments.output is None else parse_output(arguments.output)
+    output = None if arguments.output is None else user_path(arguments.output)
     if output is not None:  # before anything is predicted for it
         if output.is_dir():
             raise ConfigError(f"--output must be a file, got the folder {output}")

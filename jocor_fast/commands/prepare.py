@@ -9,12 +9,13 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from ..config import ConfigError
+from ..data.arrays import user_path
 from ..data.catalogue import holds_files, load_dataset
 from ..data.image_set import ImageDataset
 from ..data.prepare import Preparation, prepare
 from ..report.screen import say
 from ..run_files import BAD_FILES
-from .flags import declare_alone, parse_output
+from .flags import declare_alone, parse_count
 
 SUMMARY = "resize a data set of image files once, to train on it faster"
 USAGE = "--dataset NAME --output DIR [OPTIONS]"
@@ -41,7 +42,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="HxW to squash to, or a number, the length of the short side (default: 256x256 for clothing1m, as in the "
         "paper, else 256)",
     )
-    parser.add_argument("--quality", metavar="Q", default="90", help="of the JPEGs, 1 to 95 (default: 90)")
+    parser.add_argument(
+        "--quality", metavar="Q", help=f"of the JPEGs, 1 to {MOST_QUALITY} (default: {Preparation.quality})"
+    )
 
 
 def run(arguments: argparse.Namespace, console: Console) -> int:
@@ -51,8 +54,9 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
             raise ConfigError(f"--{name} is needed: {purpose}")
     if not holds_files(arguments.dataset):
         raise ConfigError(f"--dataset must be clothing1m, folder:DIR or csv:FILE, got {arguments.dataset!r}")
-    size, quality = parse_size(arguments.size), parse_quality(arguments.quality)
-    output = parse_output(arguments.output)
+    size = parse_size(arguments.size)
+    quality = parse_count("--quality", arguments.quality, Preparation.quality, most=MOST_QUALITY)
+    output = user_path(arguments.output)
     dataset = load_dataset(arguments.dataset, arguments.data_root)
     assert isinstance(dataset, ImageDataset)
     preparation = Preparation(dataset.resize if size is None else size, quality)
@@ -75,13 +79,6 @@ def parse_size(text: str | None) -> tuple[int, int] | int | None:
     if match is None:
         raise ConfigError(f"--size must be HxW or a number, such as 256x256 or 256, got {text!r}")
     return int(match[1]) if match[2] is None else (int(match[1]), int(match[2]))
-
-
-def parse_quality(text: str) -> int:
-    """A whole number from 1 to 95."""
-    if not text.isdecimal() or not 1 <= int(text) <= MOST_QUALITY:
-        raise ConfigError(f"--quality must be a whole number from 1 to {MOST_QUALITY}, got {text!r}")
-    return int(text)
 
 
 def _size_text(size: tuple[int, int] | int) -> str:

@@ -14,6 +14,7 @@ from typing import Any
 from rich.console import Console
 
 from ..config import Config, ConfigError, resolve
+from ..data.arrays import user_path
 from ..data.catalogue import load_dataset
 from ..engine.environment import usable_cores
 from ..engine.errors import RunError
@@ -32,7 +33,7 @@ from ..report.screen import counted, listed, say, say_subjects
 from ..report.tables import csv_text
 from ..schedules import trained_epochs
 from ..whole_file import write_text
-from .flags import declare_alone, parse_count, parse_device, parse_output
+from .flags import declare_alone, parse_count, parse_device
 from .queue_progress import QueueProgress
 from .reproduce_plan import print_plan
 from .run_queue import QueuedRun, check_earlier_run, run_all
@@ -41,6 +42,7 @@ SUMMARY = "several methods and seeds side by side: a table and a figure"
 USAGE = "NAME [OPTIONS]"
 HOW_TO_GO_ON = "the same command goes on where this one stopped"
 REPORTS = ("best", "last")
+MOST_SEEDS = 1000  # two hundred times the paper's; every run is listed before the first one starts
 
 
 def _experiment_line(experiment: Experiment) -> str:
@@ -131,13 +133,13 @@ class Reproduction:
         )
         recipe = "-published" if arguments.recipe == "published" else ""
         usual = f"runs/reproduce-{experiment.dataset}{recipe}"
-        output = parse_output(usual if arguments.output is None else arguments.output)
+        output = user_path(usual if arguments.output is None else arguments.output)
         return Reproduction(
             experiment=experiment,
             figure=Figure(_report_kind(arguments, experiment), experiment.averaged_epochs),
             chosen=chosen,
             cells=experiment.cells(**overrides),
-            seeds=range(1, parse_count("--seeds", arguments.seeds, experiment.seeds) + 1),
+            seeds=range(1, parse_count("--seeds", arguments.seeds, experiment.seeds, most=MOST_SEEDS) + 1),
             output=output,
             results=output / experiment.folder,
         )

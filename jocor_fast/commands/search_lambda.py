@@ -112,7 +112,7 @@ class Search:
             grid=grid,
             validation=_validation_text(config, task),
             rungs=rungs(epochs, ramp_epochs=config["ramp_epochs"], candidates=len(grid)),
-            jobs=parse_count("--jobs", arguments.jobs, _default_jobs(config)),
+            jobs=min(len(grid), parse_count("--jobs", arguments.jobs, _default_jobs(config))),
             output=Path(
                 config["output"] if config.given("output") else f"runs/search-lambda-{default_run_name(config)}"
             ),
