@@ -279,6 +279,18 @@ def test_a_table_on_the_screen_is_aligned_and_keeps_names_whole(width: int, expe
     assert "".join(f"{line.rstrip()}\n" for line in text.splitlines()) == expected
 
 
+@pytest.mark.parametrize(("width", "words_a_line"), [(60, [12, 12, 8]), (140, [20, 12])])
+def test_a_title_and_a_note_take_the_place_that_the_screen_has_and_not_that_of_the_table(
+    width: int, words_a_line: list[int]
+) -> None:
+    title, note = "A title that is longer than the table is wide", " ".join(["word"] * 32)
+    console = Console(file=io.StringIO(), width=width)
+    console.print(TextTable(("method", "mean"), [("JoCoR", "n/a")], title=title, note=note).rich())
+    shown = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert shown[0] == title
+    assert [len(line.split()) for line in shown if "word" in line] == words_a_line
+
+
 def test_csv_keeps_every_digit_and_leaves_out_what_does_not_apply() -> None:
     rows = [{"a": 0.1 + 0.2, "b": None, "c": 'x, "y"'}, {"a": 0, "c": ""}]
     read = list(csv.DictReader(io.StringIO(csv_text(("a", "b", "c"), rows))))

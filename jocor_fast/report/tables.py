@@ -13,10 +13,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from rich import box
+from rich.console import Group
+from rich.constrain import Constrain
 from rich.table import Table as RichTable
 from rich.text import Text
 
 NOT_AVAILABLE = "n/a"
+NOTE_WIDTH = 100  # of a note below a table on the screen, at most: no wider than is good to read
 
 
 def percent(fraction: float | None) -> str:
@@ -69,23 +72,17 @@ class TextTable:
         body = "\n".join([line(self.columns), f"|{rule}|", *map(line, self.rows)])
         return "\n\n".join(part for part in (f"**{self.title}**" if self.title else "", body, self.note) if part) + "\n"
 
-    def rich(self) -> RichTable:
-        """The same for a rich console."""
-        table = RichTable(
-            title=Text(self.title) if self.title else None,
-            caption=Text(self.note) if self.note else None,
-            box=box.SIMPLE_HEAD,
-            pad_edge=False,
-            collapse_padding=True,
-            title_justify="left",
-            caption_justify="left",
-        )
+    def rich(self) -> Group:
+        """The same for a rich console; title and note are as wide as it is, and not as the table."""
+        table = RichTable(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
         for i, heading in enumerate(self.columns):
             name = i < self.text_columns  # names stay whole where the table is wider than the screen
             table.add_column(Text(heading), justify="left" if name else "right", no_wrap=name)
         for row in self.rows:
             table.add_row(*map(Text, row))
-        return table
+        above = [Text(self.title, style="table.title")] if self.title else []
+        below = [Constrain(Text(self.note, style="table.caption"), NOTE_WIDTH)] if self.note else []
+        return Group(*above, table, *below)
 
 
 def csv_text(columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> str:
