@@ -6,7 +6,7 @@ is its label, not how class i is labelled, and T comes out near the identity, wi
 Here the same loss is given the true T, and estimates from first stages of fewer epochs; by either recipe; and with
 networks that end in a softmax, so that it is taken twice (softmax_before_loss.py).
 
-    python benchmarks/f_correction_transition.py [--noise symmetric] [--noise-rate 0.5] [--first-stages 5,20] [--seed 1]
+    python benchmarks/f_correction_transition.py [--noise symmetric] [--noise-rate 0.5] [--first-stages 5,20]
         [--recipe paper] [--softmax-twice]
 
 Writes benchmarks/results/f-correction-transition/NOISE-RATE.json and .md, a line as soon as it is known; what is
@@ -34,9 +34,10 @@ from jocor_fast.transition_estimate import anchor_percentile, estimate_transitio
 RESULTS = Path(__file__).parent / "results" / "f-correction-transition"
 EPOCHS, BATCH, LR, LAST_EPOCHS = 200, 128, 1e-3, 10
 TRUE = "the true T"
+SEED = 1  # of training and noise
 
 
-def estimated(data: Dataset, labels: np.ndarray, epochs: int, seed: int) -> np.ndarray:
+def estimated(data: Dataset, labels: np.ndarray, epochs: int) -> np.ndarray:
     """T by a Standard network of this many epochs."""
     run = jf.train(
         lambda: mlp(784, data.num_classes),
@@ -44,7 +45,7 @@ def estimated(data: Dataset, labels: np.ndarray, epochs: int, seed: int) -> np.n
         method="standard",
         forget_rate=0.0,
         epochs=epochs,
-        seed=1000 + seed,
+        seed=1000 + SEED,
     )
     with torch.no_grad():
         probabilities = run.networks[0](scaled(data.train_inputs)).double().softmax(1).numpy()
@@ -60,13 +61,11 @@ def scaled(images: np.ndarray) -> Tensor:
     return torch.from_numpy(images).float().div_(255)
 
 
-def accuracy(
-    data: Dataset, labels: np.ndarray, transition: np.ndarray, seed: int, recipe: str, softmax_twice: bool
-) -> float:
+def accuracy(data: Dataset, labels: np.ndarray, transition: np.ndarray, recipe: str, softmax_twice: bool) -> float:
     """Test accuracy, the mean over the last ten epochs, of a network trained with this T by this recipe."""
     assert data.test_inputs is not None
     assert data.test_labels is not None
-    torch.manual_seed(seed)
+    torch.manual_seed(SEED)
     network = classifier(data, softmax_twice)
     optimizer = torch.optim.Adam(network.parameters(), lr=LR)
     inputs, targets, matrix = scaled(data.train_inputs), torch.from_numpy(labels), torch.from_numpy(transition)
@@ -111,14 +110,13 @@ def main() -> None:
     parser.add_argument("--noise", choices=("symmetric", "asymmetric"), default="symmetric", help="its kind")
     parser.add_argument("--noise-rate", type=float, default=0.5, help="its rate")
     parser.add_argument("--first-stages", default="5,20", help="epochs of the networks that estimate T")
-    parser.add_argument("--seed", type=int, default=1, help="of training and noise")
     parser.add_argument("--recipe", choices=jf.schedules.RECIPES, default="paper", help="of the network with this T")
     parser.add_argument("--softmax-twice", action="store_true", help="networks with this T end in a softmax")
     arguments = parser.parse_args()
     data = load_dataset("mnist")
     assert isinstance(data, Dataset)
     true = jf.noise.transition_matrix(arguments.noise, data.num_classes, arguments.noise_rate, "mnist")
-    labels = jf.noise.corrupt(data.train_labels, true, seed=arguments.seed)
+    labels = jf.noise.corrupt(data.train_labels, true, seed=SEED)
     path = RESULTS / f"{arguments.noise}-{arguments.noise_rate:g}.json"
     results: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
     wanted = {TRUE: 0} | {f"by {n} epochs": int(n) for n in arguments.first_stages.split(",") if n}
@@ -128,9 +126,9 @@ def main() -> None:
             name += ", softmax taken twice"
         if name in results:
             continue
-        transition = true if source == TRUE else estimated(data, labels, epochs, arguments.seed)
+        transition = true if source == TRUE else estimated(data, labels, epochs)
         print(name, transition.diagonal().round(3), flush=True)
-        found = accuracy(data, labels, transition, arguments.seed, arguments.recipe, arguments.softmax_twice)
+        found = accuracy(data, labels, transition, arguments.recipe, arguments.softmax_twice)
         results[name] = {"diagonal": transition.diagonal().tolist(), "test_accuracy": found}
         write(results, arguments.noise, arguments.noise_rate)
         print(f"  {100 * found:.2f} %", flush=True)

@@ -27,6 +27,7 @@ from jocor_fast.data.dataset import Dataset
 from jocor_fast.models import mlp
 
 RESULTS = Path(__file__).parent / "results"
+SEED = 1  # of training and noise
 KEPT_FILES = ("config.json", "metrics.jsonl", "summary.json")
 
 
@@ -36,23 +37,22 @@ def main() -> None:
     parser.add_argument("--method", choices=("standard", "coteaching-plus"), default="coteaching-plus", help="trained")
     parser.add_argument("--noise", choices=("symmetric", "asymmetric"), default="symmetric", help="its kind")
     parser.add_argument("--noise-rate", type=float, default=0.2, help="its rate")
-    parser.add_argument("--seed", type=int, default=1, help="of training and noise")
     parser.add_argument("--work", type=Path, default=Path("runs/softmax-before-loss"), help="folder of runs")
     arguments = parser.parse_args()
     name = f"{arguments.noise}-{arguments.noise_rate:g}"
-    work = arguments.work / arguments.method / f"{name}-seed{arguments.seed}"
+    work = arguments.work / arguments.method / name
     data = load_dataset("mnist")
     assert isinstance(data, Dataset)
     noise = jf.noise.transition_matrix(arguments.noise, data.num_classes, arguments.noise_rate, "mnist")
     run = jf.train(
         lambda: nn.Sequential(mlp(784, data.num_classes), nn.Softmax(dim=1)),
-        (data.train_inputs, jf.noise.corrupt(data.train_labels, noise, seed=arguments.seed)),
+        (data.train_inputs, jf.noise.corrupt(data.train_labels, noise, seed=SEED)),
         test_data=(data.test_inputs, data.test_labels),
         clean_labels=data.train_labels,
         method=arguments.method,
         forget_rate=jf.noise.expected_rate(noise, data.train_labels),
         recipe="published",
-        seed=arguments.seed,
+        seed=SEED,
         output=work,
         resume=True,
     )
