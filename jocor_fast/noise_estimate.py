@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 
 from .config import Config
-from .engine.cross_fit import CrossFit, cross_fit, warm_up_epochs
+from .engine.cross_fit import CrossFit, cross_fit, default_epochs
 from .task import Task
 from .transition_estimate import pair_counts, rows_of_counts
 
@@ -79,7 +79,7 @@ def estimate_noise(
 
     Args:
         config: the settings of the run; model, batch size, optimiser, seed and device are those of the warm-up too.
-        epochs: of the warm-up; None: `warm_up_epochs`.
+        epochs: of the warm-up; None: `default_epochs`.
         on_epoch: told after every epoch of a warm-up (epochs done, epochs in all).
 
     Raises:
@@ -97,7 +97,7 @@ def estimate_noise(
             task.build_network,
             task.train,
             num_classes,
-            epochs=warm_up_epochs(len(task.train.labels), settings.batch_size) if epochs is None else epochs,
+            epochs=default_epochs(len(task.train.labels), settings.batch_size) if epochs is None else epochs,
             val=val,
             on_epoch=on_epoch,
         )

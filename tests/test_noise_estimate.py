@@ -13,7 +13,7 @@ import torch
 import jocor_fast as jf
 from jocor_fast.cli import main
 from jocor_fast.config import ConfigError, resolve
-from jocor_fast.engine.cross_fit import CrossFit, cross_fit, warm_up_epochs
+from jocor_fast.engine.cross_fit import CrossFit, cross_fit, default_epochs
 from jocor_fast.engine.plan import EpochPlan
 from jocor_fast.engine.trainer import Trainer
 from jocor_fast.noise_estimate import NoiseEstimate, counted, from_predictions, from_predictions_and_truth
@@ -136,9 +136,9 @@ def test_a_warm_up_keeps_its_full_rate_whatever_the_plan_of_the_run(monkeypatch:
 
 
 def test_a_warm_up_is_five_epochs_or_a_thousand_steps_but_never_more_than_fifty_epochs() -> None:
-    assert warm_up_epochs(60000, 128) == 5
-    assert warm_up_epochs(1437, 32) == 46
-    assert warm_up_epochs(10, 32) == 50
+    assert default_epochs(60000, 128) == 5
+    assert default_epochs(1437, 32) == 46
+    assert default_epochs(10, 32) == 50
 
 
 def test_the_command_writes_what_it_prints(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -161,7 +161,7 @@ def test_the_command_writes_what_it_prints(tmp_path: Path, capsys: pytest.Captur
 def test_forget_rate_auto_trains_with_the_estimate_and_keeps_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("jocor_fast.noise_estimate.warm_up_epochs", lambda *_: 12)
+    monkeypatch.setattr("jocor_fast.noise_estimate.default_epochs", lambda *_: 12)
     labels = tmp_path / "labels.npy"
     np.save(labels, build_task(resolve({"noise_rate": "0.4"})).given_labels)
     run = tmp_path / "run"

@@ -15,7 +15,7 @@ from ..config import ConfigError, default_run_name, resolve
 from ..noise_estimate import estimate_noise
 from ..options import AUTO, OPTIONS
 from ..report.noise_matrix import draw_noise_matrices
-from ..report.screen import say, say_subjects, warm_up_progress
+from ..report.screen import estimate_progress, say, say_subjects
 from ..report.tables import percent
 from ..run_files import NOISE_ESTIMATE, NOISE_MATRIX
 from ..task import build_task
@@ -68,7 +68,7 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     check_writable(output)
     task = build_task(config, announce=partial(say, console))
     epochs = config["epochs"] if config.given("epochs") else None
-    with warm_up_progress(console) as on_epoch:
+    with estimate_progress(console) as on_epoch:
         found = estimate_noise(config, task, epochs=epochs, on_epoch=on_epoch)
     output.mkdir(parents=True, exist_ok=True)
     write_json(output / NOISE_ESTIMATE, found.as_dict())

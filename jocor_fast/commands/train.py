@@ -25,7 +25,7 @@ from ..engine.settings import TrainSettings
 from ..noise_estimate import NoiseEstimate, estimate_noise
 from ..options import AUTO, OPTIONS, TRAINING_FIELDS, UNFLAGGED_DEFAULTS
 from ..predictor import describe_input
-from ..report.screen import TrainingProgress, final_table, say, say_subjects, warm_up_progress, warn
+from ..report.screen import TrainingProgress, estimate_progress, final_table, say, say_subjects, warn
 from ..report.tensorboard import MissingTensorBoard, TensorBoardLog
 from ..run_files import CONFIG, read_json
 from ..schedules import trained_epochs
@@ -145,7 +145,7 @@ def _estimated_forget_rate(config: Config, task: Task, processes: Processes, con
         known = read_json(Path(config["output"]) / CONFIG) if config["resume"] else None
         if known is not None and known.get("noise_estimate") is not None:
             return known["noise_estimate"]
-        with warm_up_progress(console) as on_epoch:
+        with estimate_progress(console) as on_epoch:
             return estimate_noise(config, task, on_epoch=on_epoch).as_dict()
 
     stored = processes.from_first(stored_or_estimated)

@@ -38,7 +38,7 @@ class CrossFit:
     val_probability: np.ndarray | None
 
 
-def warm_up_epochs(num_samples: int, batch_size: int) -> int:
+def default_epochs(num_samples: int, batch_size: int) -> int:
     """How many epochs the networks are trained where nothing else is said."""
     steps = max(1, num_samples // 2 // batch_size)
     return min(MOST_EPOCHS, max(LEAST_EPOCHS, math.ceil(LEAST_STEPS / steps)))

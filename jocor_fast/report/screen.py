@@ -169,7 +169,7 @@ class _Speed:
 
 
 @contextlib.contextmanager
-def warm_up_progress(console: Console) -> Iterator[Callable[[int, int], None]]:
+def estimate_progress(console: Console) -> Iterator[Callable[[int, int], None]]:
     """A bar for the epochs of a warm-up, on a terminal: what is to be told (epochs done, epochs in all)."""
     with Progress(console=console, transient=True, disable=not console.is_interactive) as bar:
         task = bar.add_task("estimating the noise", total=None)
