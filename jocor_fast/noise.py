@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from jocor_fast.arguments import ROW_SUM_TOLERANCE, as_integer, as_real
+from jocor_fast.arguments import ROW_SUM_TOLERANCE, as_integer, as_real, check_switch
 from jocor_fast.data.arrays import read_npy, user_path
 from jocor_fast.data.cifar100_classes import FINE_CLASSES, SUPERCLASSES
 from jocor_fast.data.classes import as_array, class_numbers
@@ -37,6 +37,7 @@ _ASYMMETRIC_PAIRS: dict[str, tuple[int, dict[int, int]]] = {
     # The authors' code takes blocks of five consecutive numbers for superclasses, but the numbers are alphabetical.
     "cifar100-published": (100, {c: c // 5 * 5 + (c + 1) % 5 for c in range(100)}),
 }
+_MOST_CLASSES = 2**20  # whose matrix has 8 TiB
 _ASYMMETRIC_BY_DATASET = {name: name for name in ("mnist", "cifar10", "cifar100")}
 
 
@@ -50,7 +51,7 @@ def symmetric(num_classes: int, rate: float, *, include_true: bool = False) -> n
            [0.15, 0.15, 0.7 ]])
 
     Args:
-        num_classes: C, int ≥ 1 (≥ 2 for a rate above 0).
+        num_classes: C, int ≥ 1 (≥ 2 for a rate above 0), at most 2²⁰.
         rate: r in [0, 1).
         include_true: draw the new label among all C classes, the true one included, as some tools do: labels are then
             wrong with probability r · (C − 1)/C only.
@@ -62,6 +63,7 @@ def symmetric(num_classes: int, rate: float, *, include_true: bool = False) -> n
         TypeError, ValueError: an argument has the wrong type or lies outside what is said above.
     """
     num_classes, rate = _checked(num_classes, rate)
+    include_true = check_switch("include_true", include_true)
     if num_classes == 1:
         return np.ones((1, 1))
     other = rate / num_classes if include_true else rate / (num_classes - 1)
@@ -264,6 +266,8 @@ def _checked(num_classes: int, rate: float) -> tuple[int, float]:
     least = 2 if rate > 0 else 1
     if num_classes < least:
         raise ValueError(f"num_classes must be at least {least} for the rate {rate}, got {num_classes}")
+    if num_classes > _MOST_CLASSES:
+        raise ValueError(f"num_classes must be at most {_MOST_CLASSES}, got {num_classes}")
     return num_classes, rate
 
 

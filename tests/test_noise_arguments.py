@@ -47,12 +47,24 @@ def test_numbers_of_other_types_are_numbers():
 
 @pytest.mark.parametrize(
     ("num_classes", "rate", "error"),
-    [(1, 0.1, ValueError), (0, 0, ValueError), (-3, 0.1, ValueError), (True, 0, TypeError), (10.0, 0.1, TypeError)],
+    [
+        *((number, 0.1, ValueError) for number in (1, 0, -3, 2**20 + 1, 2**63, 10**400)),
+        (0, 0.0, ValueError),
+        (True, 0, TypeError),
+        (10.0, 0.1, TypeError),
+    ],
+    ids=lambda value: f"{value!s:.21}",
 )
 def test_a_number_of_classes_that_cannot_be_is_named(num_classes: object, rate: float, error: type[Exception]):
     for matrix in (noise.symmetric, noise.pairflip):
         with pytest.raises(error, match=r"^num_classes must be"):
             matrix(num_classes, rate)
+
+
+@pytest.mark.parametrize("switch", ["no", 0, None])
+def test_whether_the_true_class_is_drawn_is_a_bool(switch: object):
+    with pytest.raises(TypeError, match=r"^include_true must be a bool"):
+        noise.symmetric(10, 0.5, include_true=switch)
 
 
 @pytest.mark.parametrize(
