@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import json
 import math
 import os
 import re
 import secrets
+import socket
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 PARTIAL = ".partial"  # ends the name of a file while it is written
-
-
-_NAMELESS = re.compile(rf"\.\d+-[0-9a-f]{{8}}{re.escape(PARTIAL)}")
+# What `write_bytes` calls one: short, as the file's own name may be as long as names can be; who writes it, and where.
+_UNNAMED = re.compile(rf"\.(?P<host>.*)-(?P<pid>\d{{1,9}})-[0-9a-f]{{8}}{re.escape(PARTIAL)}")
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
@@ -63,9 +64,10 @@ def write_bytes(path: Path, data: bytes) -> None:
     """Write a file, in the place of what has its name; an OSError names it, not what it is called meanwhile.
 
     That is another name each time: of two processes that write one file at the same moment the later one's is kept.
+    What processes that were killed have left there is removed.
     """
-    # Short, as the file's may not be; `_NAMELESS` knows it.
-    partial = path.with_name(f".{os.getpid()}-{secrets.token_hex(4)}{PARTIAL}")
+    _remove_orphans(path.parent)
+    partial = path.with_name(f".{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}{PARTIAL}")
     try:
         with open(partial, "xb") as file:
             file.write(data)
@@ -77,9 +79,19 @@ def write_bytes(path: Path, data: bytes) -> None:
             partial.unlink(missing_ok=True)
 
 
-def remove_unnamed(folder: Path) -> None:
-    """Remove what `write_bytes` was writing into a folder when its process was killed; for who writes there alone."""
+@functools.cache
+def _remove_orphans(folder: Path) -> None:
+    """Once a folder: remove what `write_bytes` was writing into it when its process was killed, on this machine."""
     with contextlib.suppress(OSError):
         for path in list(folder.iterdir()):
-            if _NAMELESS.fullmatch(path.name):
+            found = _UNNAMED.fullmatch(path.name)
+            if found and found["host"] == socket.gethostname() and not _is_running(int(found["pid"])):
                 path.unlink(missing_ok=True)
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except OSError as error:
+        return error.errno != errno.ESRCH  # another user's is
+    return True

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -241,27 +240,6 @@ def test_what_a_killed_process_left_half_written_is_removed_and_other_files_are_
         (tmp_path / name).write_bytes(b"half")
     train(tmp_path, resume=True)
     assert [path.name for path in tmp_path.glob("*.partial")] == ["mine.partial"]
-
-
-KILLED_AMID_A_WRITE = """
-import os, signal
-from pathlib import Path
-from jocor_fast import whole_file
-
-whole_file.os.replace = lambda *paths: os.kill(os.getpid(), signal.SIGKILL)
-whole_file.write_bytes(Path({target!r}), b"half")
-"""
-
-
-def test_a_picture_that_a_killed_process_left_without_its_name_is_removed_by_the_next_run_there(tmp_path: Path) -> None:
-    with pytest.raises(Killed):
-        train(tmp_path, on_epoch=killed_after(2))
-    child = python("-c", KILLED_AMID_A_WRITE.format(target=str(tmp_path / "curves.png")))
-    assert child.returncode == -signal.SIGKILL
-    assert len(list(tmp_path.glob(".*.partial"))) == 1
-    (tmp_path / ".mine.partial").write_bytes(b"half")
-    train(tmp_path, resume=True)
-    assert [path.name for path in tmp_path.glob(".*")] == [".mine.partial"]
 
 
 def test_a_run_that_is_killed_while_its_curves_are_drawn_gets_them_when_it_is_resumed(

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import signal
+import socket
 from pathlib import Path
 
 import pytest
 
+from children import python
 from jocor_fast.whole_file import write_bytes
 
 
@@ -37,3 +40,27 @@ def test_a_file_that_cannot_take_its_name_leaves_nothing_behind(tmp_path: Path) 
     with pytest.raises(IsADirectoryError, match=r"table\.md"):
         write_bytes(tmp_path / "table.md", b"text")
     assert os.listdir(tmp_path) == ["table.md"]
+
+
+KILLED_AMID_A_WRITE = """
+import os, signal, sys
+from pathlib import Path
+from jocor_fast import whole_file
+
+whole_file.os.replace = lambda *paths: os.kill(os.getpid(), signal.SIGKILL)
+whole_file.write_bytes(Path(sys.argv[1]), b"half")
+"""
+
+
+def test_what_a_killed_process_was_writing_is_removed_by_the_next_that_writes_there(tmp_path: Path) -> None:
+    """And not what one that is alive is writing, or one of another machine, nor a file that is somebody's own."""
+    child = python("-c", KILLED_AMID_A_WRITE, str(tmp_path / "table.md"))
+    assert child.returncode == -signal.SIGKILL, child.stderr
+    (left,) = os.listdir(tmp_path)
+    host, killed = socket.gethostname(), left.rsplit("-", 2)[1]
+    assert left.startswith(f".{host}-{killed}-")
+    others = {f".{host}-{os.getpid()}-0123abcd.partial", f".not-{host}-{killed}-0123abcd.partial", ".mine.partial"}
+    for name in others:
+        (tmp_path / name).touch()
+    write_bytes(tmp_path / "figure.png", b"whole")
+    assert set(os.listdir(tmp_path)) == {"figure.png", *others}

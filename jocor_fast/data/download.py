@@ -1,16 +1,14 @@
-"""A file from the first of several addresses that has it, checked before it takes its name."""
+"""A file of some megabytes from the first of several addresses that has it, checked before it is written."""
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import os
-import shutil
 import urllib.request
 from collections.abc import Sequence
 from http.client import HTTPException
 from pathlib import Path
-from typing import BinaryIO
+
+from jocor_fast.whole_file import check_writable, write_bytes
 
 _SECONDS_WITHOUT_AN_ANSWER = 15
 
@@ -31,30 +29,27 @@ def download(urls: Sequence[str], target: Path, md5: str) -> None:
         DownloadError: no address gave a file with that sum, or it cannot be written. Nothing is left behind.
     """
     faults: dict[str, str] = {}  # by reason: without a network, all addresses have the same
-    part = target.with_name(f".{target.name}.{os.getpid()}.part")
     try:
+        check_writable(target.parent)
         target.parent.mkdir(parents=True, exist_ok=True)
         for url in urls:
-            with open(part, "wb") as file:
-                fault = _copy(url, file)
-            found = hashlib.md5(part.read_bytes(), usedforsecurity=False).hexdigest()
-            if fault is None and found == md5:
-                os.replace(part, target)
+            try:
+                data = _answer(url)
+            except (OSError, HTTPException) as error:
+                faults.setdefault(str(getattr(error, "reason", None) or error), url)
+                continue
+            found = hashlib.md5(data, usedforsecurity=False).hexdigest()
+            if found == md5:
+                write_bytes(target, data)
                 return
-            faults.setdefault(fault or f"its MD5 sum is {found}, not {md5}", url)
+            faults.setdefault(f"its MD5 sum is {found}, not {md5}", url)
     except OSError as error:
         raise DownloadError(f"{target.parent} cannot be written: {error.strerror or error}") from error
-    finally:
-        with contextlib.suppress(OSError):
-            part.unlink()
     raise DownloadError("; ".join(f"{url}: {fault}" for fault, url in faults.items()))
 
 
-def _copy(url: str, file: BinaryIO) -> str | None:
-    """Copy what an address answers; the fault, or None. A proxy's settings are those of the environment."""
-    try:
-        with urllib.request.urlopen(url, timeout=_SECONDS_WITHOUT_AN_ANSWER) as answer:
-            shutil.copyfileobj(answer, file)
-    except (OSError, HTTPException) as error:
-        return str(getattr(error, "reason", None) or error)
-    return None
+def _answer(url: str) -> bytes:
+    """What an address answers. A proxy's settings are those of the environment."""
+    with urllib.request.urlopen(url, timeout=_SECONDS_WITHOUT_AN_ANSWER) as answer:
+        content: bytes = answer.read()
+        return content

@@ -29,7 +29,7 @@ from jocor_fast.run_files import (
     PREVIOUS_CHECKPOINT,
     SUMMARY,
 )
-from jocor_fast.whole_file import PARTIAL, check_writable, finite_or_none, json_bytes, remove_unnamed
+from jocor_fast.whole_file import PARTIAL, check_writable, finite_or_none, json_bytes
 
 DAMAGED_CHECKPOINT = "checkpoint-damaged.pt"
 _OF_A_RUN = (CONFIG, METRICS, SUMMARY, CHECKPOINT, PREVIOUS_CHECKPOINT, BEST)
@@ -55,7 +55,6 @@ class RunFolder:
             for name in (*_OF_A_RUN, BAD_FILES):
                 with contextlib.suppress(OSError):
                     (self.path / f"{name}{PARTIAL}").unlink(missing_ok=True)
-            remove_unnamed(self.path)
 
     def release(self) -> None:
         """Let other runs have the folder."""
