@@ -3,8 +3,8 @@
 A recording here is what it is on a GPU: the operators that run, with the tensors that they read and wrote, and every
 number that came from the host as it was then. Nothing that existed before is changed by it. A replay runs those
 operators on those tensors. What a GPU forbids while recording fails, and what waits for a GPU warns where torch would.
-An operator that reads what another stream wrote, without having waited for it, fails as well; on the CPU autograd runs
-both backward passes on the current stream, so that this concerns the forward passes.
+An operator that reads what another stream wrote or changed, without having waited for it, fails as well; on the CPU
+autograd runs both backward passes on the current stream, so that this concerns the forward passes.
 """
 
 from __future__ import annotations
@@ -76,6 +76,7 @@ class Graph:
         self.replays = 0
 
     def register_generator_state(self, generator: torch.Generator) -> None:
+        warnings.warn("register_generator_state() is deprecated", stacklevel=1)  # as torch 2.14 has it
         self.generators.append(generator)
 
     def names(self) -> list[str]:
@@ -114,9 +115,10 @@ class _Recording(TorchDispatchMode):
             assert writer is None or stream.has_seen(*writer), f"{name_of(func)} reads what it has not waited for"
         outputs = func(*args, **kwargs)
         stream.given += 1
-        for tensor in tensors_in(outputs):
-            if address(tensor) not in self.before:
-                self.written[address(tensor)] = (stream, stream.given)
+        made = [tensor for tensor in tensors_in(outputs) if address(tensor) not in self.before]
+        changed = [value for value, of in zip(args, func._schema.arguments, strict=False) if of.is_write]
+        for tensor in tensors_in(made, changed):
+            self.written[address(tensor)] = (stream, stream.given)
         self.graph.calls.append((func, args, kwargs, outputs))
         return outputs
 

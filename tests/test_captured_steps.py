@@ -189,6 +189,20 @@ def test_the_second_network_runs_on_a_stream_of_its_own() -> None:
         assert len(used) == 1 + two_streams
 
 
+def test_networks_that_share_a_layer_run_on_one_stream() -> None:
+    """Both change the statistics of its BatchNorm."""
+
+    def networks_of_one_trunk() -> Build:
+        torch.manual_seed(1)
+        trunk = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8))
+        return lambda: nn.Sequential(trunk, nn.Tanh(), nn.Linear(8, CLASSES))
+
+    expected = made(networks_of_one_trunk(), False).epochs(1, 2)
+    training = made(networks_of_one_trunk(), True)
+    assert_same_epochs(training.epochs(1, 2), expected)
+    assert training.trainer.how_steps_run == "CUDA graphs"
+
+
 def test_the_stand_in_sees_a_stream_that_is_not_joined() -> None:
     training = made(small_tanh, True)
     side = training.trainer.step.group.side  # type: ignore[attr-defined]

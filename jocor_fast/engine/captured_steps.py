@@ -58,7 +58,7 @@ class CapturedSteps:
         self._cuda = torch.cuda if cuda is None else cuda
         self._device = labels.device
         self._stream = self._cuda.Stream(self._device)
-        if isinstance(step.group, SeparateNetworks):
+        if isinstance(step.group, SeparateNetworks) and step.group.apart:
             step.group.side = SideStream(self._cuda, self._device)
         self._rates_on_device = DeviceRates(labels.device)
         self._place = torch.zeros(1, dtype=torch.int64, device=labels.device)  # the next step of the epoch
@@ -152,8 +152,13 @@ class CapturedSteps:
 
     def _new_graph(self) -> Any:
         graph = self._cuda.CUDAGraph()
-        if self.step.settings.augment != "none":
-            graph.register_generator_state(self.step.generator)  # torch's own, of dropout, is known to every graph
+        # torch's own generator, of dropout, is known to every graph. From torch 2.14 on all are, and this call, which
+        # is to go, does nothing but warn.
+        register = getattr(graph, "register_generator_state", None)
+        if register is not None and self.step.settings.augment != "none":
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                register(self.step.generator)
         return graph
 
     @contextlib.contextmanager

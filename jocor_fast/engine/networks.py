@@ -61,6 +61,7 @@ class SeparateNetworks:
     Attributes:
         side: where the second network runs beside the first; None: after it. Autograd takes each network's backward
             pass to the stream of its forward pass, and joins them. The random numbers of both are drawn in their order.
+        apart: whether they share nothing; else both would change the statistics of the same BatchNorm at a time.
     """
 
     def __init__(self, networks: Sequence[nn.Module], *, channels_last: bool = False, compiled: bool = False) -> None:
@@ -75,6 +76,8 @@ class SeparateNetworks:
                 network.to(memory_format=torch.channels_last)
         self.networks = tuple(networks)
         self._calls = tuple(torch.compile(network) for network in networks) if compiled else self.networks
+        tensors = [tensor for network in networks for tensor in (*network.parameters(), *network.buffers())]
+        self.apart = len(set(tensors)) == len(tensors)
         distinct = dict.fromkeys(parameter for network in networks for parameter in network.parameters())
         self.parameters: list[Tensor] = [parameter for parameter in distinct if parameter.requires_grad]
         if not self.parameters:
