@@ -97,6 +97,13 @@ def test_a_failing_part_does_not_stop_the_others_and_is_told(tmp_path: Path) -> 
     assert summary.count("not measured") == len(bars.BARS)
 
 
+def test_what_a_part_leaves_of_its_budget_is_there_for_those_that_follow(tmp_path: Path) -> None:
+    parts = [fake("import time\ntime.sleep(1)", budget, name) for name, budget in (("first", 60.0), ("second", 0.5))]
+    outcomes = run.run_parts(parts, copy.deepcopy(FACTS), tmp_path)
+    assert [outcome.status for outcome in outcomes] == ["done", "done"]
+    assert outcomes[1].budget == pytest.approx(60.5 - outcomes[0].seconds)
+
+
 def test_there_are_at_most_six_files_and_the_card_stands_in_each(tmp_path: Path) -> None:
     rows = [{**ROW, "work": work} for work in ("forward", "forward + backward")]
     tested = [
@@ -104,9 +111,9 @@ def test_there_are_at_most_six_files_and_the_card_stands_in_each(tmp_path: Path)
         {"item": "t.py::two", "outcome": "failed", "message": "\x1b no"},
     ]
     outcomes = [
-        Outcome(PARTS["tests"], "ended at its budget", 60.0, tested, ["tests/t.py::three"], "log\n"),
-        Outcome(PARTS["bench-short"], "done", 80.0, [{"item": "a case", "rows": rows}]),
-        Outcome(PARTS["train"], "done", 50.0, [{"item": bars.MNIST, "curve": [0.5, None, 0.9]}]),
+        Outcome(PARTS["tests"], "ended at its budget", 60.0, 60.0, tested, ["tests/t.py::three"], "log\n"),
+        Outcome(PARTS["bench-short"], "done", 60.0, 70.0, [{"item": "a case", "rows": rows}]),
+        Outcome(PARTS["train"], "done", 50.0, 60.0, [{"item": bars.MNIST, "curve": [0.5, None, 0.9]}]),
     ]
     report.write(tmp_path, dict(FACTS), outcomes)
     report.draw(tmp_path, dict(FACTS), outcomes)
@@ -162,7 +169,9 @@ def test_a_training_run_that_fails_is_told_as_bad(tmp_path: Path, monkeypatch: p
     monkeypatch.setenv(records.VARIABLE, str(tmp_path / "records"))
     assert not train_part.train(train_part.Run("a run", "digits", PATIENCE, ("--no-such-option",)), tmp_path)
     items, _ = records.read(tmp_path / "records")
-    assert report.told(Outcome(PARTS["train"], "ended at its budget", 60.0, items)) == "0 good, 1 bad, first a run"
+    assert (
+        report.told(Outcome(PARTS["train"], "ended at its budget", 60.0, 60.0, items)) == "0 good, 1 bad, first a run"
+    )
 
 
 def test_steps_a_second_leave_the_first_epochs_out() -> None:
@@ -293,4 +302,4 @@ def test_without_nvcc_it_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_dry_run_says_what_would_be_run(capsys: pytest.CaptureFixture[str]) -> None:
     assert run.main(["--dry-run", "--parts", "build,bench-full"]) == 0
     printed = capsys.readouterr().out.splitlines()
-    assert [line.partition(" (")[0] for line in printed] == ["build", "bench-full", "at most 570 s"]
+    assert [line.partition(" (")[0] for line in printed] == ["build", "bench-full", "at most 610 s"]

@@ -51,6 +51,8 @@ BATCHES = [(7, 3), (61, 10), (19, 16), (35, 37), (13, 2040), (40_001, 3), (9_999
 @with_every_float_type
 @pytest.mark.parametrize(("rows", "classes"), BATCHES)
 def test_equal_rows_give_equal_bits_wherever_they_lie(loss, device, dtype, rows, classes):
+    if loss is jocor_fast.reference and device == "cuda" and classes > 1024:
+        pytest.skip("torch's softmax on CUDA takes so long a row from its address on: it adds up in another order")
     z1, z2, _ = random_logits(1, classes, dtype, device, seed=classes)
     z1, z2 = (z.detach().expand(rows, classes).contiguous().requires_grad_() for z in (z1, z2))
     target = torch.zeros(rows, dtype=torch.long, device=device)

@@ -1,4 +1,7 @@
-"""The bars that an H100 is held to, each with the figure that a call of the parts has measured for it, or None."""
+"""The bars that a Hopper card is held to, each with the figure that a call of the parts has measured for it, or None.
+
+An H200 is an H100 with faster memory: shares are of what its own copy moves, and times of launches and host the same.
+"""
 
 from __future__ import annotations
 

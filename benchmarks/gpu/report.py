@@ -42,7 +42,7 @@ def as_json(outcome: Outcome) -> dict[str, Any]:
         "part": outcome.part.name,
         "status": outcome.status,
         "seconds": round(outcome.seconds, 1),
-        "budget": outcome.part.budget,
+        "budget": round(outcome.budget, 1),
         "items": outcome.items,
         "left_out": outcome.left_out,
     }
@@ -114,7 +114,7 @@ def draw(folder: Path, facts: Facts, outcomes: Sequence[Outcome]) -> None:
 def summary(facts: Facts, outcomes: Sequence[Outcome], bars: Sequence[dict[str, Any]]) -> str:
     lines = [in_one_line(facts), "", "parts"]
     for outcome in outcomes:
-        budget = f"{outcome.seconds:.0f} of {outcome.part.budget:.0f} s"
+        budget = f"{outcome.seconds:.0f} of {outcome.budget:.0f} s"
         lines.append(f"  {outcome.part.name:<12} {outcome.status:<19} {budget:>13}   {told(outcome)}")
         if outcome.left_out:
             shown = ", ".join(outcome.left_out[:LEFT_OUT_SHOWN])

@@ -3,8 +3,9 @@
     python benchmarks/gpu/run.py [--parts build,tests,…] [--output DIR] [--dry-run]
 
 Each part is a process group with a budget, at whose end it is killed; what it had measured by then counts, and the
-rest is named as left out. A part that fails does not stop the others. The results are at most six files in one folder;
-the summary is also printed last. Exit code 2: no GPU or no nvcc; 1: a part failed; else 0.
+rest is named as left out. What a part leaves of its budget is added to the next one's. A part that fails does not stop
+the others. The results are at most six files in one folder; the summary is also printed last. Exit code 2: no GPU or no
+nvcc; 1: a part failed; else 0.
 """
 
 from __future__ import annotations
@@ -45,8 +46,9 @@ def run_parts(parts: Sequence[Part], facts: Facts, folder: Path) -> list[Outcome
     """Each in turn; what there is is written after each, so that a call that is cut off leaves it."""
     outcomes: list[Outcome] = []
     for part in parts:
-        print(f"{part.name}: {part.what} ({part.budget:.0f} s)", flush=True)
-        outcomes.append(run_part(part))
+        spare = max(0.0, outcomes[-1].budget - outcomes[-1].seconds) if outcomes else 0.0
+        print(f"{part.name}: {part.what} ({part.budget + spare:.0f} s)", flush=True)
+        outcomes.append(run_part(part, spare))
         print(f"  {outcomes[-1].status} after {outcomes[-1].seconds:.1f} s", flush=True)
         facts["clocks"][f"after {part.name}"] = clocks()
         report.write(folder, facts, outcomes)
