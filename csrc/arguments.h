@@ -6,10 +6,12 @@
 #include <c10/util/Exception.h>
 #include <c10/util/Optional.h>
 
+#include <cstdint>
 #include <optional>
 #include <string>
 
 #include "joint_loss.h"
+#include "joint_loss_math.h"
 
 namespace jocor_fast {
 
@@ -81,6 +83,15 @@ struct CheckedPair {
 
 inline Tensor with_contiguous_columns(const Tensor& logits) {
   return logits.size(1) == 1 || logits.stride(1) == 1 ? logits : logits.contiguous();
+}
+
+// A tensor that a forward pass saved, as the kernels read it: hooks on saved tensors may hand back other strides, or a
+// place in memory where no row of statistics can be loaded whole.
+inline Tensor as_saved(const std::optional<Tensor>& tensor) {
+  if (!tensor.has_value() || !tensor->defined()) return {};
+  const Tensor saved = tensor->contiguous();
+  const auto address = reinterpret_cast<uintptr_t>(saved.const_data_ptr());
+  return address % alignof(RowStatistics<double>) == 0 ? saved : saved.clone();
 }
 
 inline void set_labels(LabelledRows& labelled, const Tensor& logits, const Tensor& target,

@@ -120,7 +120,7 @@ Tensor forward_corrected_loss_backward(const Tensor& grad, const Tensor& logits,
     return at::where(statistics.unsqueeze(1), difference * weights, 0.0).to(logits.scalar_type());
   }
   const CheckedLogits checked = check_logits(logits, target, log_transition_t);
-  const Tensor saved = statistics.contiguous();  // hooks on saved tensors may hand back other strides
+  const Tensor saved = as_saved(statistics);
   TORCH_CHECK_TYPE(grad.scalar_type() == real_type(logits) && saved.scalar_type() == real_type(logits),
                    "grad and statistics have dtypes ", grad.scalar_type(), " and ", saved.scalar_type(), "; ",
                    real_type(logits), " is accepted");

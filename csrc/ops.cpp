@@ -82,11 +82,6 @@ void run_gradients(const GradientParams& params, const Tensor& target) {
 
 const void* data_or_null(const Tensor& tensor) { return tensor.defined() ? tensor.const_data_ptr() : nullptr; }
 
-// A tensor that a forward pass saved, as the kernels read it: hooks on saved tensors may hand back other strides.
-Tensor as_saved(const std::optional<Tensor>& tensor) {
-  return tensor.has_value() && tensor->defined() ? tensor->contiguous() : Tensor();
-}
-
 }  // namespace
 
 // --- the operators --------------------------------------------------------------------------------------------------

@@ -191,7 +191,7 @@ def test_outputs_may_be_changed_in_place(loss, device):
 
 @everywhere
 @pytest.mark.parametrize("name", [*PAIR_LOSSES, "forward_corrected_loss"])
-def test_hooks_on_saved_tensors_may_hand_them_back_with_other_strides(loss, device, name):
+def test_hooks_on_saved_tensors_may_hand_them_back_at_any_address_with_other_strides(loss, device, name):
     """As those do that pack what is kept for the backward pass; between the values lies what must not be read."""
 
     def with_gaps(saved):
@@ -209,7 +209,8 @@ def test_hooks_on_saved_tensors_may_hand_them_back_with_other_strides(loss, devi
 
     expected = gradients(lambda saved: saved)
     assert all(gradient.isfinite().all() for gradient in expected)
-    assert all(map(torch.equal, gradients(with_gaps), expected))
+    for unpack in (with_gaps, LAYOUTS["misaligned"]):  # where a GPU cannot load a row of statistics
+        assert all(map(torch.equal, gradients(unpack), expected))
 
 
 # --- what stays untouched ---------------------------------------------------------------------------------------------
