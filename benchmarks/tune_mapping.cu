@@ -183,26 +183,26 @@ void print_row(const char* step, const Batch& batch, int lanes, int columns, int
 // Every candidate that holds the row; `lanes` 0 stands for the block that loops over it.
 template <int... index>
 void time_mappings(const Batch& batch, std::integer_sequence<int, index...>) {
-  const auto time_one = [&](auto i) {
-    constexpr RowMapping line = kRowMappings[decltype(i)::value];
+  const auto time_one = [&]<int i>() {
+    constexpr RowMapping line = kRowMappings[i];
     if constexpr (is_mapping_of<Logit>(line)) {
       if (line.lanes * line.columns < batch.classes) return;
       const int64_t blocks = divide_up(batch.rows, line.threads / line.lanes);
       print_row("rows", batch, line.lanes, line.columns, line.threads, microseconds([&] {
-                  return launch(row_losses_in_registers<Logit, decltype(i)::value, kWidest>, blocks, line.threads,
-                                nullptr, After::everything, batch.row_params());
+                  return launch(row_losses_in_registers<Logit, i, kWidest>, {blocks, line.threads}, nullptr,
+                                After::everything, batch.row_params());
                 }));
       // only a gradient whose rows have no gap may be written in whole vectors
       if (batch.classes % kWidest != 0) return;
       print_row("gradient", batch, line.lanes, line.columns, line.threads, microseconds([&] {
-                  return launch(row_gradients_in_registers<Logit, decltype(i)::value, kWidest>, blocks, line.threads,
-                                nullptr, After::everything, batch.gradient_params());
+                  return launch(row_gradients_in_registers<Logit, i, kWidest>, {blocks, line.threads}, nullptr,
+                                After::everything, batch.gradient_params());
                 }));
     }
   };
-  (time_one(Int<index>{}), ...);
+  (time_one.template operator()<index>(), ...);
   print_row("rows", batch, 0, 0, kBlockRowThreads, microseconds([&] {
-              return launch(row_losses_by_block<Logit, kWidest>, batch.rows, kBlockRowThreads, nullptr,
+              return launch(row_losses_by_block<Logit, kWidest>, {batch.rows, kBlockRowThreads}, nullptr,
                             After::everything, batch.row_params());
             }));
 }
@@ -210,14 +210,16 @@ void time_mappings(const Batch& batch, std::integer_sequence<int, index...>) {
 // A batch whose losses are computed.
 struct Ranked : Batch {
   explicit Ranked(int64_t rows) : Batch(rows, kWidest) {
-    check(launch(row_losses_by_block<Logit, kWidest>, rows, kBlockRowThreads, nullptr, After::everything, row_params()),
-          "rows");
+    check(
+        launch(row_losses_by_block<Logit, kWidest>, {rows, kBlockRowThreads}, nullptr, After::everything, row_params()),
+        "rows");
   }
 };
 
 template <class Kernel>
 double time_one_block(const Ranked& batch, Kernel kernel, int threads) {
-  return microseconds([&] { return launch(kernel, 1, threads, nullptr, After::everything, batch.selection_params()); });
+  return microseconds(
+      [&] { return launch(kernel, {1, threads}, nullptr, After::everything, batch.selection_params()); });
 }
 
 // By counting against by radix.
@@ -237,8 +239,8 @@ void time_clusters() {
   for (const int64_t rows : {1024, 1536, 2048, 3072, 4096, 6144, 8192, 12288, 16384, 32768, 65536, 131072}) {
     const Ranked batch(rows);
     const double cluster = microseconds([&] {
-      return launch_cluster(kernel, kClusterBlocks, threads_of_radix(rows, kClusterBlocks), nullptr, After::everything,
-                            batch.selection_params());
+      return launch(kernel, {kClusterBlocks, threads_of_radix(rows, kClusterBlocks), /*one_cluster=*/true}, nullptr,
+                    After::everything, batch.selection_params());
     });
     std::printf("cluster,%lld,%.3f,%.3f\n", static_cast<long long>(rows),
                 time_one_block(batch, kernel, threads_of_radix(rows, 1)), cluster);
@@ -253,15 +255,15 @@ void time_single_block(int64_t classes) {
   for (int64_t rounds = 1; rounds <= 16 && rounds * rows_per_round <= 512; ++rounds) {
     Batch batch(rounds * rows_per_round, classes);
     const double one = microseconds([&] {
-      return launch(rows_and_selection_by_block<Logit, mapping, kWidest>, 1, kSingleBlockThreads<float>, nullptr,
+      return launch(rows_and_selection_by_block<Logit, mapping, kWidest>, {1, kSingleBlockThreads<float>}, nullptr,
                     After::everything, batch.row_params(), batch.selection_params());
     });
     const int64_t blocks = divide_up(batch.rows, line.threads / line.lanes);
     const double two = microseconds([&] {
-      const cudaError_t error = launch(row_losses_in_registers<Logit, mapping, kWidest>, blocks, line.threads, nullptr,
-                                       After::everything, batch.row_params());
+      const cudaError_t error = launch(row_losses_in_registers<Logit, mapping, kWidest>, {blocks, line.threads},
+                                       nullptr, After::everything, batch.row_params());
       if (error != cudaSuccess) return error;
-      return launch(selection_by_counting<float>, 1, threads_of_counting(batch.rows), nullptr, After::linked,
+      return launch(selection_by_counting<float>, {1, threads_of_counting(batch.rows)}, nullptr, After::linked,
                     batch.selection_params());
     });
     std::printf("rounds,%lld,%lld,%.3f,%.3f\n", static_cast<long long>(classes), static_cast<long long>(rounds), one,

@@ -39,8 +39,8 @@ struct LogitPair : LabelledRows {
 // What a row is to the selection. A bool tensor of eligible rows is read by the same rule: nonzero is eligible.
 enum RowState : uint8_t {
   kIneligible = 0,                    // its label is ignore_index
-  kEligible = 1,                      //
-  kEligibleAndPredictionsDiffer = 3,  // arg-max of z1 and z2 differ (the lowest index on ties)
+  kEligible = 1,                      // it is not
+  kEligibleAndPredictionsDiffer = 2,  // and, where asked, the arg-maxes of z1 and z2 differ (the lowest on ties)
 };
 
 // Step 1, every row: the loss and what the gradient needs again. A label outside [0, classes) that is not ignored

@@ -80,12 +80,12 @@ JF_INLINE T finite_log_ratio(T log_p, T log_q) {
 }
 
 // dl/dz1_j without its label's part: (1 - lambda) p_j + lambda (p_j (delta_j - KL(p || q)) + p_j - q_j). The label's
-// part, -(1 - lambda) at j = y, is `label_gradient`. dl/dz2_j is the same with p, q exchanged, -delta and KL(q || p).
-// delta is finite. At lambda = 0 it is p_j alone, and neither q nor delta may be looked at: callers leave this function
-// out.
+// part, -(1 - lambda) at j = y, is `label_gradient`. `kl` is KL(p || q); dl/dz2_j is the same with p, q exchanged,
+// -delta and KL(q || p). delta is finite. At lambda = 0 it is p_j alone, and neither q nor delta may be looked at:
+// callers leave this function out.
 template <class T, class Real>
-JF_INLINE T class_gradient(T p, T q, T delta, T kl12, LossWeights<Real> weights) {
-  return weights.supervised * p + weights.agreement * (p * (delta - kl12) + (p - q));
+JF_INLINE T class_gradient(T p, T q, T delta, T kl, LossWeights<Real> weights) {
+  return weights.supervised * p + weights.agreement * (p * (delta - kl) + (p - q));
 }
 
 template <class Real>

@@ -2,28 +2,26 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
-#include <type_traits>
-
 #include "../joint_loss.h"
 #include "launches.h"
 
 namespace jocor_fast::cuda {
 namespace {
 
-// Calls body(a null pointer of the logit type).
+// Calls body<the logit type>().
 template <class Body>
-auto with_type(LogitType type, Body body) {
+cudaError_t with_type(LogitType type, Body body) {
   switch (type) {
     case LogitType::float16:
-      return body(static_cast<__half*>(nullptr));
+      return body.template operator()<__half>();
     case LogitType::bfloat16:
-      return body(static_cast<__nv_bfloat16*>(nullptr));
+      return body.template operator()<__nv_bfloat16>();
     case LogitType::float64:
-      return body(static_cast<double*>(nullptr));
+      return body.template operator()<double>();
     case LogitType::float32:
       break;
   }
-  return body(static_cast<float*>(nullptr));
+  return body.template operator()<float>();
 }
 
 cudaError_t select(const SelectionParams& params, cudaStream_t stream, After after) {
@@ -41,9 +39,8 @@ const char* text_of(cudaError_t error) {
 }  // namespace
 
 const char* row_losses(const RowParams& params, void* stream) {
-  return text_of(with_type(params.pair.type, [&](auto* type) {
-    return launch_row_losses<std::remove_pointer_t<decltype(type)>>(params, static_cast<cudaStream_t>(stream));
-  }));
+  const auto on = static_cast<cudaStream_t>(stream);
+  return text_of(with_type(params.pair.type, [&]<class Logit>() { return launch_row_losses<Logit>(params, on); }));
 }
 
 const char* select_small_loss(const SelectionParams& params, void* stream) {
@@ -51,19 +48,17 @@ const char* select_small_loss(const SelectionParams& params, void* stream) {
 }
 
 const char* row_losses_and_selection(const RowParams& rows, const SelectionParams& selection, void* stream) {
-  const cudaStream_t on = static_cast<cudaStream_t>(stream);
-  return text_of(with_type(rows.pair.type, [&](auto* type) {
-    using Logit = std::remove_pointer_t<decltype(type)>;
-    if (fits_single_block<Logit>(rows, selection)) return launch_rows_and_selection<Logit>(rows, selection, on);
+  const auto on = static_cast<cudaStream_t>(stream);
+  return text_of(with_type(rows.pair.type, [&]<class Logit>() {
+    if (fits_single_block<Logit>(rows.pair)) return launch_rows_and_selection<Logit>(rows, selection, on);
     const cudaError_t error = launch_row_losses<Logit>(rows, on);
     return error == cudaSuccess ? select(selection, on, After::linked) : error;
   }));
 }
 
 const char* row_gradients(const GradientParams& params, void* stream) {
-  return text_of(with_type(params.pair.type, [&](auto* type) {
-    return launch_row_gradients<std::remove_pointer_t<decltype(type)>>(params, static_cast<cudaStream_t>(stream));
-  }));
+  const auto on = static_cast<cudaStream_t>(stream);
+  return text_of(with_type(params.pair.type, [&]<class Logit>() { return launch_row_gradients<Logit>(params, on); }));
 }
 
 }  // namespace jocor_fast::cuda

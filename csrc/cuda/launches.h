@@ -24,7 +24,7 @@ cudaError_t launch_row_losses(const RowParams& params, cudaStream_t stream);
 
 // Whether one block does both steps, and doing so.
 template <class Logit>
-bool fits_single_block(const RowParams& rows, const SelectionParams& selection);
+bool fits_single_block(const LogitPair& pair);
 template <class Logit>
 cudaError_t launch_rows_and_selection(const RowParams& rows, const SelectionParams& selection, cudaStream_t stream);
 

@@ -66,15 +66,22 @@ bool is_code_for_9_0(void (*kernel)(Parameters...)) {
 
 enum class After { everything, linked };
 
+// Blocks along one dimension, and threads in each.
+struct Grid {
+  int64_t blocks;
+  int threads;
+  bool one_cluster = false;  // all blocks: only where runs_as_cluster says so
+};
+
 // What a launch is told, with the attributes that it points to.
 struct Configuration {
   cudaLaunchAttribute attributes[2] = {};
   cudaLaunchConfig_t launch = {};
 
-  Configuration(int64_t blocks, int threads, cudaStream_t stream, bool linked, bool one_cluster) {
+  Configuration(Grid grid, cudaStream_t stream, bool linked) {
     // the kernels walk over their rows in steps of the grid, so that a grid of the largest size reaches any row
-    launch.gridDim = dim3(static_cast<unsigned>(std::min<int64_t>(blocks, std::numeric_limits<int32_t>::max())));
-    launch.blockDim = dim3(static_cast<unsigned>(threads));
+    launch.gridDim = dim3(static_cast<unsigned>(std::min<int64_t>(grid.blocks, std::numeric_limits<int32_t>::max())));
+    launch.blockDim = dim3(static_cast<unsigned>(grid.threads));
     launch.stream = stream;
     launch.attrs = attributes;
     if (linked) {
@@ -82,7 +89,7 @@ struct Configuration {
       attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
       attribute.val.programmaticStreamSerializationAllowed = 1;
     }
-    if (one_cluster) {
+    if (grid.one_cluster) {
       cudaLaunchAttribute& attribute = attributes[launch.numAttrs++];
       attribute.id = cudaLaunchAttributeClusterDimension;
       attribute.val.clusterDim = {launch.gridDim.x, 1, 1};
@@ -93,10 +100,9 @@ struct Configuration {
 };
 
 template <class... Parameters, class... Arguments>
-cudaError_t launch(void (*kernel)(Parameters...), int64_t blocks, int threads, cudaStream_t stream, After after,
+cudaError_t launch(void (*kernel)(Parameters...), Grid grid, cudaStream_t stream, After after,
                    const Arguments&... arguments) {
-  const bool linked = after == After::linked && is_code_for_9_0(kernel);
-  const Configuration configuration(blocks, threads, stream, linked, false);
+  const Configuration configuration(grid, stream, after == After::linked && is_code_for_9_0(kernel));
   return cudaLaunchKernelEx(&configuration.launch, kernel, arguments...);
 }
 
@@ -106,19 +112,11 @@ template <class... Parameters>
 bool runs_as_cluster(void (*kernel)(Parameters...), int blocks, int threads) {
   static PerDevice known;
   return is_code_for_9_0(kernel) && known([=] {
-           const Configuration configuration(blocks, threads, nullptr, false, true);
+           const Configuration configuration({blocks, threads, /*one_cluster=*/true}, nullptr, /*linked=*/false);
            int clusters = 0;
            const auto code = reinterpret_cast<const void*>(kernel);
            return cudaOccupancyMaxActiveClusters(&clusters, code, &configuration.launch) == cudaSuccess && clusters > 0;
          });
-}
-
-// All blocks in one cluster, where the device runs it so.
-template <class... Parameters, class... Arguments>
-cudaError_t launch_cluster(void (*kernel)(Parameters...), int blocks, int threads, cudaStream_t stream, After after,
-                           const Arguments&... arguments) {
-  const Configuration configuration(blocks, threads, stream, after == After::linked, true);
-  return cudaLaunchKernelEx(&configuration.launch, kernel, arguments...);
 }
 
 }  // namespace jocor_fast::cuda

@@ -9,7 +9,7 @@ import numpy as np
 
 Array = np.ndarray[Any, Any]
 
-INELIGIBLE, ELIGIBLE, DIFFERING = 0, 1, 3
+INELIGIBLE, ELIGIBLE, DIFFERING = 0, 1, 2
 
 
 def widen(logits: Array, dtype: str) -> Array:

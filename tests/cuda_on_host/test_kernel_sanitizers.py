@@ -38,7 +38,7 @@ LEFT_OUT_HEADERS = """
 LEFT_OUT = """
 namespace jocor_fast::cuda {
 template <> cudaError_t launch_row_losses<TYPE>(const RowParams&, cudaStream_t) { return cudaErrorInvalidValue; }
-template <> bool fits_single_block<TYPE>(const RowParams&, const SelectionParams&) { return false; }
+template <> bool fits_single_block<TYPE>(const LogitPair&) { return false; }
 template <> cudaError_t launch_rows_and_selection<TYPE>(const RowParams&, const SelectionParams&, cudaStream_t) {
   return cudaErrorInvalidValue;
 }
