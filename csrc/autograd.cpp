@@ -37,8 +37,8 @@ std::tuple<Tensor, Tensor> backward_of_logits(AutogradContext* ctx, const Tensor
   return {needs1 ? grad1 : Tensor(), needs2 ? grad2 : Tensor()};
 }
 
-// Only the loss is an output of the function, for each output costs autograd its bookkeeping: `result` was computed
-// before, below autograd.
+// Only the loss is an output of the function, for each output costs autograd its bookkeeping, and torch's compiled
+// autograd takes none that has no derivative: `result` was computed before, below autograd. The losses below alike.
 struct JocorLoss : torch::autograd::Function<JocorLoss> {
   static variable_list forward(AutogradContext* ctx, const Tensor& logits1, const Tensor& logits2, const Tensor& target,
                                double co_lambda, std::optional<int64_t> ignore_index, const JocorLossResult& result) {
@@ -74,26 +74,20 @@ struct CoteachingLoss : torch::autograd::Function<CoteachingLoss> {
   }
 };
 
-const auto& joint_loss_operator() {
-  static const auto op = operator_handle<decltype(joint_loss)>("jocor_fast::joint_loss");
-  return op;
-}
-
 struct JointLoss : torch::autograd::Function<JointLoss> {
   static variable_list forward(AutogradContext* ctx, const Tensor& logits1, const Tensor& logits2, const Tensor& target,
-                               double co_lambda, std::optional<int64_t> ignore_index) {
-    auto [per_sample, statistics] =
-        call_below_autograd(joint_loss_operator(), logits1, logits2, target, co_lambda, ignore_index);
+                               double co_lambda, std::optional<int64_t> ignore_index,
+                               const std::tuple<Tensor, Tensor>& result) {
+    const auto& [per_sample, statistics] = result;
     ctx->save_for_backward({logits1, logits2, target, statistics});
-    ctx->mark_non_differentiable({statistics});
     save_settings(ctx, co_lambda, ignore_index);
-    return {per_sample, statistics};
+    return {per_sample};
   }
 
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
     const auto saved = ctx->get_saved_variables();
     auto [grad1, grad2] = backward_of_logits(ctx, grads[0], saved, saved[3], {}, {});
-    return {grad1, grad2, Tensor(), Tensor(), Tensor()};
+    return {grad1, grad2, Tensor(), Tensor(), Tensor(), Tensor()};
   }
 };
 
@@ -144,12 +138,13 @@ CoteachingLossResult coteaching_loss_autograd(const Tensor& logits1, const Tenso
 
 std::tuple<Tensor, Tensor> joint_loss_autograd(const Tensor& logits1, const Tensor& logits2, const Tensor& target,
                                                double co_lambda, std::optional<int64_t> ignore_index) {
+  static const auto op = operator_handle<decltype(joint_loss)>("jocor_fast::joint_loss");
   check_one_device(logits1, logits2, target);
-  if (!any_needs_gradient(logits1, logits2)) {
-    return call_below_autograd(joint_loss_operator(), logits1, logits2, target, co_lambda, ignore_index);
+  auto result = call_below_autograd(op, logits1, logits2, target, co_lambda, ignore_index);
+  if (any_needs_gradient(logits1, logits2)) {
+    std::get<0>(result) = JointLoss::apply(logits1, logits2, target, co_lambda, ignore_index, result)[0];
   }
-  auto out = JointLoss::apply(logits1, logits2, target, co_lambda, ignore_index);
-  return {out[0], out[1]};
+  return result;
 }
 
 Tensor select_small_loss_autograd(const Tensor& losses, std::optional<c10::SymInt> num_keep,

@@ -130,6 +130,17 @@ def test_wrong_arguments_are_errors_when_compiled_too(device):
             compiled(z1, z2, target + 3)
 
 
+@on_every_device
+def test_backward_passes_are_taken_by_compiled_autograd(device):
+    """It takes no C++ function with an output that has no derivative, and ends in an assertion of torch's."""
+    torch._dynamo.reset()
+    inputs = random_logits(12, 5, device=device)
+    expected = torch.autograd.grad(step(*inputs, 4)[0], inputs[:2])
+    with torch._dynamo.compiled_autograd._enable(torch.compile(backend="eager")):
+        gradients = torch.autograd.grad(step(*inputs, 4)[0], inputs[:2])
+    torch.testing.assert_close(gradients, expected)
+
+
 # --- fake tensors, autocast, inference mode ---------------------------------------------------------------------------
 
 
