@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from multiprocessing.pool import ThreadPool
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +13,7 @@ import torch
 from image_cases import damage, encoded, loaded, picture, write_clothing1m
 from jocor_fast.data.bad_files import BadFiles
 from jocor_fast.data.dataset import DataError
+from jocor_fast.data.image_file import BadImage, read_bytes
 from jocor_fast.data.image_set import MOST_TRIED, ImageList
 from jocor_fast.data.image_source import BATCHES_AHEAD, ImageSource
 from jocor_fast.data.preprocessing import Preprocessing
@@ -75,6 +78,22 @@ def test_a_batch_of_bad_images_alone_is_filled_or_left_out(tmp_path: Path, loade
     assert numbers == [3] * BATCH + list(range(2 * BATCH, 3 * BATCH)) + [3] * BATCH
     numbers, _ = numbers_and_pixels(opened(images, loader, training=False), order)
     assert numbers == [*range(2 * BATCH, 3 * BATCH), 3]
+
+
+def test_pipes_devices_and_files_larger_than_any_image_are_bad_at_once(tmp_path: Path) -> None:
+    """A pipe is waited for by whoever opens it; for a file of terabytes there is no memory."""
+    os.mkfifo(tmp_path / "pipe.png")
+    (tmp_path / "device.png").symlink_to("/dev/zero")
+    (tmp_path / "large.png").touch()
+    os.truncate(tmp_path / "large.png", 2**40)
+    with ThreadPool(1) as thread:
+        for name, reason in {
+            "pipe": "not a regular file",
+            "device": "not a regular file",
+            "large": "1,099,511,627,776 bytes are too many for an image",
+        }.items():
+            with pytest.raises(BadImage, match=reason):
+                thread.apply_async(read_bytes, [tmp_path / f"{name}.png"]).get(timeout=20)
 
 
 @EACH_LOADER

@@ -175,6 +175,25 @@ def test_a_class_may_be_called_test(tmp_path: Path) -> None:
     assert (dataset.class_names, dataset.test) == (("other", "test"), None)
 
 
+def test_links_that_lead_back_are_named_before_they_are_followed_for_ever(tmp_path: Path) -> None:
+    """As `ln -s PHOTOS LINK` leaves one in PHOTOS if LINK is there already: two of them are 2 ** 40 paths."""
+    write_images(tmp_path, "cat/1.jpg", "dog/2.jpg")
+    (tmp_path / "more").symlink_to("dog")  # the same images under another class, where nothing leads back
+    assert loaded(f"folder:{tmp_path}").class_names == ("cat", "dog", "more")
+    for name in ("first", "second"):
+        (tmp_path / "cat" / name).symlink_to("..")
+    back = rf"cat/first/cat is {tmp_path.resolve()}/cat once more, to which a link in it leads back"
+    with pytest.raises(DataError, match=back):
+        load_dataset(f"folder:{tmp_path}")
+
+
+def test_what_cannot_be_looked_into_is_named(tmp_path: Path) -> None:
+    write_images(tmp_path, "cat/1.jpg", "dog/2.jpg")
+    (tmp_path / "cat" / "itself").symlink_to("itself")
+    with pytest.raises(DataError, match=rf"^{tmp_path} cannot be read as a folder of images: {tmp_path}/cat/itself: "):
+        load_dataset(f"folder:{tmp_path}")
+
+
 def test_a_folder_without_classes_is_refused(tmp_path: Path) -> None:
     write_images(tmp_path, "1.jpg")
     with pytest.raises(DataError, match="must hold a folder of images for each class"):

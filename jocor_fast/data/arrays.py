@@ -53,7 +53,8 @@ def reading(path: str | os.PathLike[str], kind: str) -> Iterator[None]:
     except MemoryError:
         raise DataError(f"{name} is not {kind} that fits in memory") from None
     except OSError as error:
-        raise DataError(f"{name} cannot be read as {kind}: {error.strerror or error}") from error
+        within = f"{error.filename}: " if error.filename not in (None, path, name) else ""
+        raise DataError(f"{name} cannot be read as {kind}: {within}{error.strerror or error}") from error
     except Exception as error:  # zipfile, zlib, pickle, NumPy and torch have an error class each, and borrow others
         raise DataError(f"{name} is not {kind}: {_reason(error)}") from error
 

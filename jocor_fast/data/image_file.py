@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import os
+import stat
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,6 +23,7 @@ _START_OF_SCAN, _EXIF, _ADOBE = 0xDA, 0xE1, 0xEE
 _ADOBE_YCC = 1
 _ORIENTATION = 0x0112
 _TURNED = frozenset({5, 6, 7, 8})  # orientations that swap height and width
+_MOST_BYTES = 2**31 - 2**12  # that one call reads
 _SIXTEEN_BITS = frozenset({"I", "I;16", "I;16B", "I;16L"})
 
 
@@ -54,16 +56,26 @@ def read_image(path: str | Path) -> PlainJpeg | np.ndarray:
 
 
 def read_bytes(path: str | Path) -> bytearray:
-    """The bytes of a file; BadImage where it is missing, unreadable or empty."""
+    """The bytes of a file; BadImage where it is missing, unreadable, empty, too large, or a device or a pipe."""
     try:
-        with open(path, "rb", buffering=0) as file:
-            data = bytearray(os.fstat(file.fileno()).st_size)
+        with open(path, "rb", buffering=0, opener=_open_without_waiting) as file:
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode):
+                raise BadImage("not a regular file")
+            if status.st_size > _MOST_BYTES:
+                raise BadImage(f"{status.st_size:,} bytes are too many for an image")
+            data = bytearray(status.st_size)
             del data[file.readinto(data) or 0 :]
     except OSError as error:
         raise BadImage((error.strerror or str(error)).lower()) from None
     if not data:
         raise BadImage("the file is empty")
     return data
+
+
+def _open_without_waiting(path: str, flags: int) -> int:
+    """A pipe is opened at once, where otherwise that would wait for somebody to write into it."""
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def decode_by_pillow(data: Any) -> np.ndarray:

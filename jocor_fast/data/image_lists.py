@@ -133,11 +133,15 @@ def _folders_with_images(folder: Path, skipped: Sequence[str]) -> list[str]:
     return [name for name in _folders(folder, skipped) if next(images_below(str(folder / name), []), None) is not None]
 
 
-def images_below(folder: str, written: list[str]) -> Iterator[str]:
+def images_below(folder: str, written: list[str], above: tuple[str, ...] = ()) -> Iterator[str]:
     """The paths of the images in a folder and below, by name; hidden ones are passed over.
 
     Folders that this program has written go to `written`: their pictures are no images to learn from or to label.
+    `above` are the folders that this one was reached by; a DataError where a link leads back to one of them.
     """
+    here = os.path.realpath(folder)
+    if here in above:
+        raise DataError(f"{folder} is {here} once more, to which a link in it leads back")
     entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
     images = {entry.name for entry in entries if entry.name.lower().endswith(IMAGE_SUFFIXES)}
     if any(entry.name in OURS for entry in entries) or (images and images <= {COMPARISON, NOISE_MATRIX}):
@@ -147,7 +151,7 @@ def images_below(folder: str, written: list[str]) -> Iterator[str]:
         if entry.name.startswith("."):
             continue
         if entry.is_dir():
-            yield from images_below(entry.path, written)
+            yield from images_below(entry.path, written, (*above, here))
         elif entry.name.lower().endswith(IMAGE_SUFFIXES):
             yield entry.path
 
