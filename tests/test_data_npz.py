@@ -170,8 +170,16 @@ BAD_ARRAYS = {
         "x_train must be whole numbers in 0 … 255 or floats, got uint16",
     ),
     "negative": (archive(x_train=-IMAGES.astype(int)), "got int64 from -"),
-    "NaN": (archive(x_train=np.full((4, 5), np.nan)), "x_train must be finite"),
-    "too large": (archive(x_train=np.full((4, 5), 1e300)), "x_train must be finite in float32"),
+    "nothing in a sample": (archive(x_train=np.zeros((4, 0))), r"x_train must have shape .*got \[4, 0\]"),
+    "no width": (archive(x_train=np.zeros((4, 5, 0))), r"x_train must have shape .*got \[4, 5, 0\]"),
+    "NaN": (
+        archive(x_train=np.where(np.arange(20).reshape(4, 5) == 13, np.nan, 0)),
+        "x_train must be finite in float32, got nan in sample 2",
+    ),
+    "too large": (
+        archive(x_train=np.full((4, 5), 1e300)),
+        r"x_train must be finite in float32, got 1e\+300 in sample 0",
+    ),
     "bool": (archive(x_train=IMAGES > 9), "got bool"),
     "complex": (archive(x_train=IMAGES * 1j), "got complex128"),
     "strings": (archive(x_train=np.array([["a"]] * 4)), "got <U1"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -118,18 +119,24 @@ def test_flags_on_the_data_that_change_nothing_are_warned_of(tmp_path: Path) -> 
             assert not any(line.startswith(sentence) for line in warnings({**given, **heeded}))
 
 
-def test_images_as_floats_that_nobody_has_scaled_are_warned_of(tmp_path: Path) -> None:
+def test_floats_so_large_that_networks_learn_little_from_them_are_warned_of(tmp_path: Path) -> None:
     pixels = np.random.default_rng(0).integers(0, 256, (12, 8, 8))
     pixels[0, 0, :2] = 0, 255
-    sentence = (
-        "holds images as floats from 0 to 255, which reach the networks as they are: as uint8 they would be divided"
-    )
-    forms = {"floats": pixels.astype("f8"), "uint8": pixels.astype("u1"), "scaled": pixels / 255, "ints": pixels}
-    forms["features"] = pixels.reshape(12, 64).astype("f4")
-    for name, inputs in forms.items():
-        np.savez(tmp_path / f"{name}.npz", x_train=inputs, y_train=np.arange(12) % 3)
-        found = warnings({"dataset": f"npz:{tmp_path / name}.npz"})
-        assert any(sentence in line for line in found) is (name == "floats"), name
+    said = {
+        "floats": (pixels.astype("f8"), "from 0 to 255, which reach .*: give them mean 0 .*, or hold the pixels as ui"),
+        "averaged": (pixels * 0.99, "from 0 to 252.45, .*, or hold the pixels as uint8, which are divided by 255"),
+        "16 bits": (pixels * 257.0, "from 0 to 65535, which reach .*: give them mean 0 and deviation 1$"),
+        "features": (pixels.reshape(12, 64) - 9.0, "from -9 to 246, .*: give each feature mean 0 and deviation 1$"),
+        "far from 0": (pixels / 255 + 40, "from 40 to 41, "),
+        "digits": (pixels / 16, None),
+        "scaled": (pixels / 255, None),
+        "ints": (pixels, None),
+    }
+    for name, (inputs, sentence) in said.items():
+        np.savez(tmp_path / "set.npz", x_train=inputs, y_train=np.arange(12) % 3)
+        found = [line for line in warnings({"dataset": f"npz:{tmp_path}/set.npz"}) if "holds floats" in line]
+        assert len(found) == (sentence is not None), name
+        assert sentence is None or re.search(sentence, found[0]), name
 
 
 def test_which_draw_of_the_noise_to_take_does_not_say_that_labels_of_images_are_clean(tmp_path: Path) -> None:

@@ -26,7 +26,8 @@ SHORT_RAMP_STEPS = 200
 CLASSES_SHOWN = 20
 # τ is "under" the realised rate only beyond this: the draw itself strays from its nominal rate by chance.
 RATE_TOLERANCE = 0.005
-IMAGES_LOOKED_AT = 100
+SAMPLES_LOOKED_AT = 100
+LARGE_INPUTS = 10.0  # root mean square; the networks' weights begin as is right for some 1
 
 
 def print_heading(
@@ -184,17 +185,18 @@ def _one_class_warning(task: Task) -> str | None:
 
 
 def _scale_warning(task: Task) -> str | None:
-    """A sentence where pixels from 0 to 255 are held as floats, which nothing scales."""
+    """A sentence where floats, which nothing scales, are so large that networks learn little from them."""
     dataset = task.dataset
-    if isinstance(dataset, ImageDataset) or dataset.train_inputs.dtype == np.uint8 or len(dataset.input_shape) < 2:
+    if isinstance(dataset, ImageDataset) or dataset.train_inputs.dtype == np.uint8:
         return None
-    some = dataset.train_inputs[:IMAGES_LOOKED_AT]
-    low, high = float(some.min()), float(some.max())
-    if not 0 <= low < 1 < high <= 255 or (some != np.rint(some)).any():
+    some = dataset.train_inputs[:SAMPLES_LOOKED_AT].astype(np.float64)
+    if np.sqrt(np.mean(some**2)) <= LARGE_INPUTS:
         return None
+    low, high, features = float(some.min()), float(some.max()), some.ndim == 2
+    pixels = "" if features or low < 0 or high > 255 else ", or hold the pixels as uint8, which are divided by 255"
     return (
-        f"{dataset.name} holds images as floats from {low:g} to {high:g}, which reach the networks as they are: as "
-        "uint8 they would be divided by 255"
+        f"{dataset.name} holds floats from {low:g} to {high:g}, which reach the networks as they are, and these learn "
+        f"little from numbers so large: give {'each feature' if features else 'them'} mean 0 and deviation 1{pixels}"
     )
 
 

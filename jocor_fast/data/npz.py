@@ -83,21 +83,24 @@ def _as_pixels(array: np.ndarray, name: str) -> np.ndarray:
     if array.dtype.kind == "f":
         with np.errstate(over="ignore"):
             values = array.astype(np.float32, copy=False)
-        if np.isfinite(values).all():
+        finite = np.isfinite(values)
+        if finite.all():
             return values
-        raise DataError(f"{name} must be finite in float32, and is not")
+        place = np.unravel_index(finite.argmin(), finite.shape)
+        raise DataError(f"{name} must be finite in float32, got {array[place]} in sample {place[0]}")
     got = f"{array.dtype} from {array.min()} to {array.max()}" if array.dtype.kind in "iu" else str(array.dtype)
     raise DataError(f"{name} must be whole numbers in 0 … 255 or floats, got {got}")
 
 
 def _channels_first(array: np.ndarray, name: str) -> np.ndarray:
     """[N, D], [N, H, W] or [N, 3, H, W]; where both ends of an image could be the channels, the last one is."""
-    if array.ndim in (2, 3):
-        return array
-    if array.ndim == 4 and array.shape[-1] in (1, 3):
-        return array[..., 0] if array.shape[-1] == 1 else array.transpose(0, 3, 1, 2)
-    if array.ndim == 4 and array.shape[1] in (1, 3):
-        return array[:, 0] if array.shape[1] == 1 else array
+    if 0 not in array.shape[1:]:
+        if array.ndim in (2, 3):
+            return array
+        if array.ndim == 4 and array.shape[-1] in (1, 3):
+            return array[..., 0] if array.shape[-1] == 1 else array.transpose(0, 3, 1, 2)
+        if array.ndim == 4 and array.shape[1] in (1, 3):
+            return array[:, 0] if array.shape[1] == 1 else array
     raise DataError(
         f"{name} must have shape [N, H, W], [N, H, W, 1 or 3], [N, 1 or 3, H, W] or [N, D], got {list(array.shape)}"
     )
