@@ -6,6 +6,7 @@ Exit codes: 0; 1 the run failed; 2 wrong use; 130 after Ctrl-C; 143 after SIGTER
 from __future__ import annotations
 
 import argparse
+import codecs
 import contextlib
 import difflib
 import io
@@ -253,7 +254,9 @@ def _write_any_character() -> None:
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
-    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+    if isinstance(sys.stdout, io.TextIOWrapper) and (
+        sys.stdout.errors == "strict" or codecs.lookup(sys.stdout.encoding).name != "utf-8"  # as for LC_ALL=C
+    ):
         sys.stdout.reconfigure(errors="backslashreplace")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import io
 import re
 import signal
 import sys
@@ -272,6 +273,22 @@ def test_help_that_cannot_be_written_is_an_error(
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
+@pytest.mark.parametrize("errors", ["strict", "surrogateescape"])
+def test_output_whose_encoding_lacks_a_character_has_its_number(monkeypatch: pytest.MonkeyPatch, errors: str) -> None:
+    """The second is Python's choice for LC_ALL=C without its UTF-8 mode."""
+
+    def run(arguments: object, console: object) -> int:
+        print("τ")
+        return 0
+
+    monkeypatch.setattr("jocor_fast.commands.train.run", run)
+    screen = io.TextIOWrapper(io.BytesIO(), encoding="ascii", errors=errors)
+    monkeypatch.setattr(sys, "stdout", screen)
+    assert main(["train"]) == 0
+    screen.flush()
+    assert screen.buffer.getvalue() == b"\\u03c4\n"  # type: ignore[attr-defined]
+
+
 def test_complaints_that_cannot_be_written_end_no_run_and_change_no_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
     def run(arguments: object, console: object) -> int:
         warn("mind the gap")
@@ -291,7 +308,7 @@ def test_a_warning_of_the_library_is_one_line_and_others_look_as_ever(
     def run(arguments: object, console: object) -> int:
         package = Path(jf.__file__).parent
         for message, file in (
-            ("mind the gap:\n  it is wide", package / "engine" / "step.py"),
+            ("mind the  gap:\n  it is wide", package / "engine" / "step.py"),
             ("not ours", "theirs.py"),
         ):
             warnings.warn_explicit(message, UserWarning, str(file), 1)
@@ -303,6 +320,6 @@ def test_a_warning_of_the_library_is_one_line_and_others_look_as_ever(
     with warnings.catch_warnings():
         warnings.simplefilter("default")
         assert main(["train"]) == 0
-    assert capsys.readouterr().err == "jocor-fast: warning: mind the gap: it is wide\n"
+    assert capsys.readouterr().err == "jocor-fast: warning: mind the  gap: it is wide\n"
     ((message, category, file, *_),) = shown
     assert (str(message), category, file) == ("not ours", UserWarning, "theirs.py")

@@ -132,8 +132,8 @@ def test_names_in_any_script_and_of_any_length_leave_room_and_warn_of_nothing(
 
 
 def test_what_is_said_cannot_steer_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    say(Console(), "0 = \x1b[2Jcat\x07, 1 = dög\x9b31m")
-    assert capsys.readouterr().out == "0 = \\x1b[2Jcat\\x07, 1 = dög\\x9b31m\n"
+    say(Console(), "0 = \x1b[2Jcat\x07, 1 = dög\x9b31m, 2 = cow\nwrong     0 labels")
+    assert capsys.readouterr().out == "0 = \\x1b[2Jcat\\x07, 1 = dög\\x9b31m, 2 = cow\\x0awrong     0 labels\n"
 
 
 def test_curves_leave_pyplot_alone(tmp_path: Path) -> None:

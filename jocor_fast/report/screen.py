@@ -40,12 +40,12 @@ def complain(kind: str, sentence: str) -> None:
 
 def in_one_line(sentence: str) -> str:
     """The sentence without line breaks, as `visible`."""
-    return visible(" ".join(sentence.split()))
+    return visible(re.sub(r"\s*\n\s*", " ", sentence.strip()))
 
 
 def visible(text: str) -> str:
-    """The text with control characters written out: a class may be called by what clears or colours a terminal."""
-    return re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", lambda match: f"\\x{ord(match[0]):02x}", text)
+    """The text with control characters written out: a class may be called by what clears a terminal or ends a line."""
+    return re.sub(r"[\x00-\x1f\x7f-\x9f]", lambda match: f"\\x{ord(match[0]):02x}", text)
 
 
 def say_subjects(console: Console, texts: Mapping[str, str], width: int = 9) -> None:
