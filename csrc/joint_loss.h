@@ -141,8 +141,8 @@ std::vector<const char*> instruction_sets();  // those compiled in
 #ifdef JOCOR_FAST_CUDA
 namespace cuda {
 
-// `stream` is a cudaStream_t on the current device. Nothing here waits for the device. Errors of a launch are returned
-// as the CUDA runtime's text, null where there is none.
+// `stream` is a cudaStream_t on the current device. Nothing here waits for the device. What is wrong with a launch is
+// returned as a text, null where nothing is.
 const char* row_losses(const RowParams& params, void* stream);
 const char* select_small_loss(const SelectionParams& params, void* stream);
 const char* row_losses_and_selection(const RowParams& rows, const SelectionParams& selection, void* stream);

@@ -33,6 +33,10 @@ cudaError_t select(const SelectionParams& params, cudaStream_t stream, After aft
 const char* text_of(cudaError_t error) {
   if (error == cudaSuccess) return nullptr;
   cudaGetLastError();
+  if (error == cudaErrorNoKernelImageForDevice) {
+    return "this build has kernels for other GPUs (`jocor-fast info` says for which); build it again with "
+           "TORCH_CUDA_ARCH_LIST=M.N, this one's compute capability";
+  }
   return cudaGetErrorString(error);
 }
 

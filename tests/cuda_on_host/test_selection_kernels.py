@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from typing import Any
 
@@ -187,6 +188,18 @@ def test_where_no_cluster_can_run_one_block_selects(library: HostKernels, device
     environ = {**os.environ, **device, "PYTHONPATH": str(HERE)}
     printed = run([sys.executable, "-c", code, library.library._name], env=environ)
     assert printed.split("\n")[:2] == ["4000", "[(1, False)]"]
+
+
+def test_a_build_for_other_gpus_says_what_to_do(library: HostKernels) -> None:
+    code = (
+        "import sys\nfrom pathlib import Path\nimport numpy as np\nfrom host_kernels import HostKernels\n"
+        "HostKernels(Path(sys.argv[1])).select_small_loss(np.zeros(4, np.float32), num_keep=1)"
+    )
+    environ = {**os.environ, "CODE_FOR": "0", "PYTHONPATH": str(HERE)}
+    done = subprocess.run(
+        [sys.executable, "-c", code, library.library._name], env=environ, capture_output=True, text=True
+    )
+    assert "RuntimeError: this build has kernels for other GPUs" in done.stderr
 
 
 # --- rows and selection together ------------------------------------------------------------------------------------

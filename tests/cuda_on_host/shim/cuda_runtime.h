@@ -60,7 +60,7 @@ struct Settings {
   unsigned most_blocks = 0x7fffffff;
   bool descending = false;
   int planted_fault = from_environment("PLANTED_FAULT", 0);  // the number of one of the faults in mutants.py, or 0
-  int code_for = from_environment("CODE_FOR", 90);           // the architecture that the loaded code was written for
+  int code_for = from_environment("CODE_FOR", 90);           // the architecture of the loaded code; 0: none fits
   int clusters = from_environment("CLUSTERS", 1);            // that the device has room for
 };
 extern Settings settings;
@@ -171,7 +171,12 @@ inline void cudaGridDependencySynchronize() { cuda_on_host::wait_for_previous_ke
 
 // --- the runtime ----------------------------------------------------------------------------------------------------
 
-enum cudaError_t { cudaSuccess = 0, cudaErrorInvalidValue = 1, cudaErrorLaunchFailure = 719 };
+enum cudaError_t {
+  cudaSuccess = 0,
+  cudaErrorInvalidValue = 1,
+  cudaErrorNoKernelImageForDevice = 209,
+  cudaErrorLaunchFailure = 719
+};
 using cudaStream_t = void*;
 struct cudaFuncAttributes {
   int ptxVersion;
@@ -209,6 +214,7 @@ inline cudaError_t cudaOccupancyMaxActiveClusters(int* clusters, const void*, co
 inline cudaError_t cudaGetLastError() { return cudaSuccess; }
 inline const char* cudaGetErrorString(cudaError_t error) {
   if (error == cudaSuccess) return "no error";
+  if (error == cudaErrorNoKernelImageForDevice) return "no kernel image is available for execution on the device";
   return error == cudaErrorInvalidValue ? "invalid argument" : cuda_on_host::last_error;
 }
 
@@ -233,6 +239,7 @@ inline cudaError_t cudaDeviceSynchronize() { return cudaSuccess; }
 template <class... Parameters, class... Arguments>
 cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Parameters...),
                                const Arguments&... arguments) {
+  if (cuda_on_host::settings.code_for == 0) return cudaErrorNoKernelImageForDevice;
   if (config->gridDim.x == 0 || config->blockDim.x == 0 || config->blockDim.x > 1024) return cudaErrorInvalidValue;
   bool linked = false, cluster = false;
   for (unsigned i = 0; i < config->numAttrs; ++i) {
