@@ -191,6 +191,14 @@ def test_a_compiler_that_cannot_compile_is_named_with_its_complaint(tmp_path: Pa
         find_compiler({"PATH": "/nonexistent", "CXX": str(old)}, ["-std=c++20"], "/nonexistent")
 
 
+@pytest.mark.skipif(shutil.which("clang++") is None, reason="needs clang++")
+@pytest.mark.parametrize("source", sorted(ROOT.glob("csrc/cpu/*.cpp")), ids=lambda path: path.stem)
+def test_clang_compiles_the_cpu_kernels(source: Path) -> None:
+    flags = ("-std=c++20", "-Wall", "-Wextra", "-Werror", "-fsyntax-only")
+    result = subprocess.run(["clang++", *flags, str(source)], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+
+
 def assert_ends_in_one_sentence(result: subprocess.CompletedProcess[str], beginning: str) -> None:
     assert result.returncode == 1, result
     assert result.stderr.startswith(beginning)

@@ -91,17 +91,18 @@ void corrected_gradients_of(const CorrectedGradientParams& params, int64_t begin
   const auto* const statistics = static_cast<const CorrectedStatistics<Real>*>(params.statistics);
   for (int64_t i = begin; i < end; ++i) {
     const auto row = corrected_row<Logit>(params.logits, i);
-    const auto [max, log_sum, top, log_top_sum] = statistics[i];
+    const auto kept = statistics[i];
     Logit* const gradient = static_cast<Logit*>(params.grad) + i * classes;
-    if (row.log_t == nullptr || __builtin_isnan(max)) {  // written, not multiplied by 0: 0 * NaN is NaN
+    if (row.log_t == nullptr || __builtin_isnan(kept.max)) {  // written, not multiplied by 0: 0 * NaN is NaN
       row_gradient_zero(gradient, classes);
       continue;
     }
     const Real weight = static_cast<const Real*>(params.grad_output)[i * params.grad_stride] * Real(params.scale);
     for_each_vector<Real>(classes, [&](int64_t j, int n, auto whole) __attribute__((always_inline)) {
-      const V shifted = load_columns(row.z, j, n, whole) - max;
+      const V shifted = load_columns(row.z, j, n, whole) - kept.max;
       const V joint = shifted + load_columns(row.log_t, j, n, whole);
-      const V p = exp_nonpositive(shifted - log_sum), share = exp_nonpositive((joint - top) - log_top_sum);
+      const V p = exp_nonpositive(shifted - kept.log_sum);
+      const V share = exp_nonpositive((joint - kept.top) - kept.log_top_sum);
       store_columns(gradient, j, n, (p - share) * weight, whole);
     });
   }

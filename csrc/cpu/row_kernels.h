@@ -282,7 +282,7 @@ JF_INLINE void row_gradient(const LogitPair& pair, const Logit* z1, const Logit*
   for (int lane = 0; lane < Lanes<Real>::count; ++lane) lane_numbers[lane] = lane;
   const LossWeights<Real> weights(pair.co_lambda);
   const V at_label = broadcast(label_gradient(weights));
-  const auto [max1, max2] = row_maxima(z1, z2, pair.classes);
+  const auto maxima = row_maxima(z1, z2, pair.classes);
 
   for_each_vector<Real>(pair.classes, [&](int64_t j, int n, auto whole) __attribute__((always_inline)) {
     // columns past an int32 away cannot be the label of this vector
@@ -290,8 +290,8 @@ JF_INLINE void row_gradient(const LogitPair& pair, const Logit* z1, const Logit*
     const Index lane_of_label = static_cast<Index>(offset >= 0 && offset < n ? offset : -1);
     const V label_part = lane_numbers == lane_of_label ? at_label : V{};
     if constexpr (kWithKl) {
-      const V log_p = (load_columns(z1, j, n, whole) - max1) - statistics.log_sum1;
-      const V log_q = (load_columns(z2, j, n, whole) - max2) - statistics.log_sum2;
+      const V log_p = (load_columns(z1, j, n, whole) - maxima.first) - statistics.log_sum1;
+      const V log_q = (load_columns(z2, j, n, whole) - maxima.second) - statistics.log_sum2;
       const V p = exp_nonpositive(log_p), q = exp_nonpositive(log_q), delta = finite_log_ratio(log_p, log_q);
       if (gradient1 != nullptr) {
         const V value = class_gradient(p, q, delta, broadcast(statistics.kl12), weights) + label_part;
@@ -303,11 +303,11 @@ JF_INLINE void row_gradient(const LogitPair& pair, const Logit* z1, const Logit*
       }
     } else {
       if (gradient1 != nullptr) {
-        const V p = exp_nonpositive((load_columns(z1, j, n, whole) - max1) - statistics.log_sum1);
+        const V p = exp_nonpositive((load_columns(z1, j, n, whole) - maxima.first) - statistics.log_sum1);
         store_columns(gradient1, j, n, (p + label_part) * weight1, whole);
       }
       if (gradient2 != nullptr) {
-        const V q = exp_nonpositive((load_columns(z2, j, n, whole) - max2) - statistics.log_sum2);
+        const V q = exp_nonpositive((load_columns(z2, j, n, whole) - maxima.second) - statistics.log_sum2);
         store_columns(gradient2, j, n, (q + label_part) * weight2, whole);
       }
     }
