@@ -100,9 +100,10 @@ def _check_transition(transition: Any, logits: Tensor) -> Tensor:
     has_values = not is_compiling() and type(matrix) in (Tensor, nn.Parameter)
     if matrix.device.type == "cpu" and has_values:
         values = matrix.detach().double()
-        if not bool((values >= 0).all()):  # NaN fails the comparison
-            raise ValueError(f"transition must have entries of at least 0, got {values.min().item():g}")
-        off = (values.sum(1) - 1).abs().max().item()
+        least, sums = values.min().item(), values.sum(1).aminmax()
+        if not least >= 0:  # NaN fails the comparison
+            raise ValueError(f"transition must have entries of at least 0, got {least:g}")
+        off = max(1 - sums.min.item(), sums.max.item() - 1)
         if off > ROW_SUM_TOLERANCE:
             raise ValueError(f"transition must have rows that sum to 1, got one that is {off:.2g} away from it")
     if isinstance(transition, Tensor) and matrix.device != logits.device:
