@@ -79,8 +79,7 @@ def test_nvcc_on_path_leads_to_its_toolkit(tmp_path: Path) -> None:
     home = toolkit(tmp_path / "cuda")
     decision = decided(path=home / "bin")
     assert home_of(decision) == home
-    architectures = "7.5 8.0 9.0 10.0+PTX"
-    assert str(decision) == f"building the CPU and CUDA parts: toolkit 13.0 in {home}, architectures {architectures}"
+    assert str(decision) == (f"building the CPU and CUDA parts: toolkit 13.0 in {home}, architectures 8.0 9.0 10.0+PTX")
 
 
 def test_a_wrapper_on_path_leads_to_the_toolkit_behind_it(tmp_path: Path) -> None:
@@ -137,8 +136,8 @@ def test_half_a_toolkit_is_none(tmp_path: Path, missing: str) -> None:
 @pytest.mark.parametrize(
     ("listed", "architectures"),
     [
-        ({}, ("7.5", "8.0", "9.0", "10.0+PTX")),
-        ({"TORCH_CUDA_ARCH_LIST": ""}, ("7.5", "8.0", "9.0", "10.0+PTX")),
+        ({}, ("8.0", "9.0", "10.0+PTX")),
+        ({"TORCH_CUDA_ARCH_LIST": ""}, ("8.0", "9.0", "10.0+PTX")),
         ({"TORCH_CUDA_ARCH_LIST": "9.0 12.0+PTX"}, ("9.0", "12.0+PTX")),
         ({"TORCH_CUDA_ARCH_LIST": "9.0a;10.0"}, ("9.0a", "10.0")),
     ],

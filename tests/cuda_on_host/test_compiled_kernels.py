@@ -89,38 +89,26 @@ def selections_for_80(ptx_file: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def compiled(ptx_file: Path, selections_for_80: Path) -> list[Kernel]:
-    """What ptxas says of the kernels on float32 and bfloat16 logits, for each capability that is shipped.
-
-    For 7.5 of those on float32: bfloat16 has other instructions there.
-    """
-    head, *kernels = KERNEL.split(LINKING.sub("", ptx_file.read_text()))
-    rows = [kernel for kernel in kernels if not is_selection(name_of(kernel))]
-
-    def rows_for(capability: str, kept: list[str]) -> Path:
-        target = ptx_file.with_name(f"rows_for_{capability}.ptx")
-        target.write_text("".join([head, *kept]).replace(".target sm_90", f".target sm_{capability}"))
-        return target
-
-    rows_for_80, rows_for_75 = rows_for("80", rows), rows_for("75", [k for k in rows if "bfloat16" not in name_of(k)])
-    selections_for_75 = ptx_file.with_name("selections_for_75.ptx")
-    selections_for_75.write_text(selections_for_80.read_text().replace(".target sm_80", ".target sm_75"))
+    """What ptxas says of the kernels on float32 and bfloat16 logits, for each capability that is shipped."""
+    head, *kernels = KERNEL.split(ptx_file.read_text())
+    rows_for_80 = ptx_file.with_name("rows_for_80.ptx")
+    rows = head.replace(".target sm_90", ".target sm_80") + "".join(k for k in kernels if not is_selection(name_of(k)))
+    rows_for_80.write_text(LINKING.sub("", rows))
 
     def assemble(capability: str, source: Path) -> list[Kernel]:
         target = source.with_suffix(f".{capability}.cubin")
         report = nvcc("-cubin", f"-arch=sm_{capability}", "-Xptxas=-v", str(source), "-o", str(target))
         return [k for k in kernels_in(report, capability) if not (is_selection(k.name) and "IdE" in k.name)]
 
-    tasks = [("75", rows_for_75), ("75", selections_for_75), ("80", rows_for_80), ("80", selections_for_80)]
-    tasks += [("90", ptx_file), ("100", ptx_file)]
+    tasks = [("80", rows_for_80), ("80", selections_for_80), ("90", ptx_file), ("100", ptx_file)]
     with ThreadPoolExecutor(2) as pool:
         return [kernel for kernels in pool.map(assemble, *zip(*tasks, strict=True)) for kernel in kernels]
 
 
 def test_no_float32_or_bfloat16_kernel_spills(compiled: list[Kernel]) -> None:
     float32, bfloat16 = 5 + 3 + 5, 4 + 2 + 4  # for a width: rows, rows with selection, gradients
-    without_bfloat16 = 2 * float32 + 2  # and two selections
-    count = without_bfloat16 + 3 * bfloat16
-    assert Counter(k.capability for k in compiled) == {"75": without_bfloat16, "80": count, "90": count, "100": count}
+    count = 2 * float32 + 3 * bfloat16 + 2  # and two selections
+    assert Counter(kernel.capability for kernel in compiled) == {"80": count, "90": count, "100": count}
     assert [kernel for kernel in compiled if kernel.spilled_bytes > 0] == []
 
 
