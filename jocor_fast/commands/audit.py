@@ -51,6 +51,8 @@ MOST_IMAGES = 1000
 # On MNIST the F1 score of what is found still grows from epoch 20 (.90 to .98) to epoch 40 (.91 to .985).
 FEW_STEPS = 10
 FEW_ERRORS = 0.25
+LEAST_OF_A_CLASS = 0.1
+CLASSES_NAMED = 5
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -84,8 +86,9 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
         write_text(output / CORRECTED, audited.corrected_text())
     metrics = read_metrics(folder)
     reservation = _reservation(audited.found) or _by_heart(audited, metrics) or _own_errors(audited, metrics)
-    if reservation is not None:
-        warn(f"{folder} {reservation}")
+    for sentence in (reservation, _classes_given_up(audited)):
+        if sentence is not None:
+            warn(f"{folder} {sentence}")
     _say(console, audited, output, files)
     return 0
 
@@ -150,6 +153,21 @@ def _own_errors(audited: AuditedRun, metrics: Sequence[Mapping[str, Any]]) -> st
     return (
         f"has networks that err on {percent(errors)} % of the test samples: if they do on the training samples too, "
         f"as few as {percent(explained)} % of the labels may be wrong, not {percent(share)} %"
+    )
+
+
+def _classes_given_up(audited: AuditedRun) -> str | None:
+    """Which classes not to believe it of: those of which hardly a label would remain, or come from others."""
+    found, classes = audited.found, len(audited.names)
+    given, suggested = (np.bincount(labels, minlength=classes) for labels in (found.given, found.suggested))
+    given_up = [audited.names[number] for number in np.flatnonzero(suggested < LEAST_OF_A_CLASS * given).tolist()]
+    if not given_up:
+        return None
+    more = len(given_up) - CLASSES_NAMED
+    named = ", ".join(given_up[:CLASSES_NAMED]) + f" and {more} more" * (more > 0)
+    return (
+        f"would label hardly any sample {named}, as where networks have not learnt a class, being rare or "
+        "under too many wrong labels: look at what is labelled so before that is replaced"
     )
 
 
