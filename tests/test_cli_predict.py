@@ -208,6 +208,21 @@ def test_a_file_that_is_no_image_is_named_and_the_others_are_labelled(
     assert [Path(row["path"]).name for row in csv.DictReader((tmp_path / "out.csv").open())] == ["good.png"]
 
 
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_name_steers_no_terminal_and_reaches_a_program_as_it_is(
+    digits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, terminal: bool
+) -> None:
+    Image.fromarray(np.zeros((8, 8), dtype=np.uint8)).save(tmp_path / "a\x1b[2J.png")
+    screen = io.StringIO()
+    monkeypatch.setattr(screen, "isatty", lambda: terminal)
+    monkeypatch.setattr("sys.stdout", screen)
+    assert main(["predict", str(digits), str(tmp_path)]) == 0
+    lines = screen.getvalue().splitlines()
+    assert len(lines) == 2
+    assert ("a\x1b[2J.png" in lines[1]) is not terminal
+    assert ("a\\x1b[2J.png" in lines[1]) is terminal
+
+
 def test_a_file_alone_that_is_no_image_is_told_of_no_others(
     digits: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

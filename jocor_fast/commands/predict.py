@@ -18,7 +18,7 @@ from ..data.image_file import BadImage
 from ..data.image_lists import images_below
 from ..engine.errors import RunError
 from ..predictor import Predictor
-from ..report.screen import warn
+from ..report.screen import visible, warn
 from ..report.tables import csv_text
 from ..whole_file import check_writable, write_text
 from .flags import declare_alone, parse_device
@@ -75,6 +75,8 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
         raise RunError(_none_labelled(bad))
     text = csv_text(columns, rows)
     if output is None:
+        if sys.stdout.isatty():  # as `ls` does: for programs the names are what they are
+            text = "\n".join(map(visible, text.split("\n")))
         sys.stdout.write(text)
         sys.stdout.flush()  # what cannot be written is to be said by us, and before what is left out
     else:
