@@ -76,7 +76,7 @@ class Predictor:
 
         Raises:
             RunError: it is absent, damaged, or says nothing of its networks and inputs (`jocor_fast.train` was given
-                networks that only their owner can build).
+                networks that only their owner can build), or they cannot be built.
         """
         described, states = read_weights(checkpoint / CHECKPOINT if checkpoint.is_dir() else checkpoint)
         if described is None:
@@ -84,14 +84,18 @@ class Predictor:
                 f"CHECKPOINT: {checkpoint} does not say which networks it is of: it is from before predict, or of "
                 "networks that were handed to jocor_fast.train"
             )
-        shape, classes = tuple(described["shape"]), tuple(described["classes"])
-        networks = tuple(build_model(described["model"], shape, len(classes)) for _ in states)
-        for network, state in zip(networks, states, strict=True):
-            network.load_state_dict(state)
-            network.to(device).eval()
-        decoder = None if described["kind"] != "files" else PillowDecoder(_preprocessing(described), device)
-        scale = described.get("scale", 1.0)
-        return Predictor(networks, classes, shape, described["kind"], scale, decoder, device)
+        try:
+            shape, classes = tuple(described["shape"]), tuple(described["classes"])
+            networks = tuple(build_model(described["model"], shape, len(classes)) for _ in states)
+            for network, state in zip(networks, states, strict=True):
+                network.load_state_dict(state)
+                network.to(device).eval()
+            decoder = None if described["kind"] != "files" else PillowDecoder(_preprocessing(described), device)
+            scale = described.get("scale", 1.0)
+            return Predictor(networks, classes, shape, described["kind"], scale, decoder, device)
+        except Exception as error:  # there is no torchvision here, or what it says of itself is not true
+            kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
+            raise RunError(f"CHECKPOINT: the networks of {checkpoint} cannot be built: {kind}{error}") from error
 
     def image(self, path: Path) -> Tensor:
         """An image file as an input, float32: decoded, turned by its EXIF orientation, prepared as in training.

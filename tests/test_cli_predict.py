@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import csv
 import io
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -270,6 +272,31 @@ def test_image_files_are_prepared_as_in_training(tmp_path: Path) -> None:
     files = task.test.inputs.images  # type: ignore[union-attr]
     images = torch.stack([predictor.image(files.folder / path) for path in files.paths[:3]])
     np.testing.assert_allclose(predictor.probabilities(images, 1), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"model": "resnet18"}, "model must be mlp or cnn where torchvision cannot be imported"),
+        ({"classes": ["a", "b"]}, "RuntimeError: Error(s) in loading state_dict"),
+        ({"shape": None}, "TypeError: "),
+        ({"kind": "files"}, "KeyError: 'resize'"),
+    ],
+)
+def test_networks_that_cannot_be_built_are_one_sentence(
+    digits: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    changes: dict[str, Any],
+    reason: str,
+) -> None:
+    """As those of a torchvision model where that is not installed."""
+    monkeypatch.setitem(sys.modules, "torchvision", None)
+    content = torch.load(digits / "best.pt", weights_only=True)
+    torch.save({**content, "input": {**content["input"], **changes}}, tmp_path / "other.pt")
+    error = error_of(capsys, 1, tmp_path / "other.pt", tmp_path / "a.png")
+    assert f"CHECKPOINT: the networks of {tmp_path}/other.pt cannot be built: {reason}" in error
 
 
 def test_wrong_use_ends_in_a_sentence(digits: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
