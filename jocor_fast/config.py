@@ -23,6 +23,7 @@ from .data.arrays import user_path
 from .data.catalogue import CSV_PREFIX, FOLDER_PREFIX, NPZ_PREFIX, holds_files
 from .data.clothing1m import CLOTHING1M
 from .data.dataset import DataError
+from .engine.environment import resolve_device
 from .engine.errors import RunError
 from .engine.settings import TrainSettings
 from .experiments import PRESETS, PUBLISHED_CO_LAMBDA, preset_co_lambda
@@ -128,7 +129,8 @@ class Config:
             if not _is_out_of_memory(error):
                 raise
             smaller = "--batch-size or --image-size" if self["image_size"] is not None else "--batch-size"
-            raise RunError(f"out of memory on {self['device']}: a smaller {smaller} needs less") from error
+            device = resolve_device(self["device"])
+            raise RunError(f"out of memory on {device}: a smaller {smaller} needs less") from error
 
 
 def _is_out_of_memory(error: Exception) -> bool:
