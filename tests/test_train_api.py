@@ -272,6 +272,23 @@ def test_strings_and_gaps_are_numbered_in_sorted_order_and_said(tmp_path: Path) 
         assert json.loads((output / "config.json").read_text())["label_table"] == [str(name) for name in names]
 
 
+def test_inputs_that_are_not_finite_are_warned_of_and_left_to_networks_that_replace_them() -> None:
+    inputs, labels = torch.randn(40, 6, generator=torch.Generator().manual_seed(0)), torch.arange(40) % 3
+    inputs[7, 2] = torch.nan
+    options: dict[str, Any] = {"forget_rate": 0.5, "ramp_epochs": 0, "epochs": 1, "batch_size": 8}
+    for network, status in ((nn.Linear, "diverged"), (Replacing, "finished")):
+        with pytest.warns(UserWarning, match="train_data: inputs hold a number that is not finite in sample 7: "):
+            run = jf.train(lambda: network(6, 3), (inputs, labels), **options)  # noqa: B023 - called at once
+        assert run.summary["status"] == status
+
+
+class Replacing(nn.Linear):
+    """A linear model of the numbers that there are."""
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return super().forward(inputs.nan_to_num())
+
+
 def test_what_a_config_of_a_call_says(tmp_path: Path) -> None:
     inputs, labels, _ = arrays()
     jf.train(small_mlp, (inputs, labels), output=tmp_path, **QUICK)

@@ -136,6 +136,7 @@ def train(
     inputs = {name: _inputs(name, pair, workers, settings.seed) for name, pair in pairs.items() if pair is not None}
     first = {name: given[:2] if isinstance(given, Tensor) else given.first() for name, given in inputs.items()}
     _warn_of_other_scales(first)
+    _warn_of_numbers_that_are_not_finite(inputs["train_data"])
     given = {name: pair[1] for name, pair in pairs.items() if pair is not None}
     if clean_labels is not None:
         given["clean_labels"] = clean_labels
@@ -195,6 +196,21 @@ def _warn_of_other_scales(first: dict[str, Tensor]) -> None:
                 "divided by 255, other numbers as they are",
                 stacklevel=3,
             )
+
+
+def _warn_of_numbers_that_are_not_finite(inputs: Tensor | DatasetInputs) -> None:
+    """Say that the run will diverge; networks may replace such numbers, so that it is no error."""
+    if not isinstance(inputs, Tensor) or not inputs.is_floating_point():
+        return
+    finite = inputs.isfinite()
+    if finite.all():
+        return
+    sample = int(finite.reshape(len(inputs), -1).all(1).int().argmin())
+    warnings.warn(
+        f"train_data: inputs hold a number that is not finite in sample {sample}: the run diverges unless the networks "
+        "replace it, for times a gradient of zero it is not zero",
+        stacklevel=3,
+    )
 
 
 def _class_numbers(
