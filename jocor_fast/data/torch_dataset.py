@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, Subset
 
 from jocor_fast.data.bad_files import BadFiles
 from jocor_fast.data.dataset import DataError
@@ -52,17 +52,15 @@ class DatasetInputs:
         dataset: a `torch.utils.data.Dataset` with a length.
         num_workers: processes that read, 0: this one.
         seed: of what transforms draw at random.
-        ids: which of its items are the samples, in this order; None: all.
     """
 
     name: str
     dataset: Dataset[Any]
     num_workers: int
     seed: int
-    ids: np.ndarray | None = None
 
     def __len__(self) -> int:
-        return len(self.dataset) if self.ids is None else len(self.ids)  # type: ignore[arg-type]
+        return len(self.dataset)  # type: ignore[arg-type]
 
     @property
     def checksum(self) -> str:
@@ -70,7 +68,7 @@ class DatasetInputs:
         return f"{len(self)} of {type(self.dataset).__name__}"
 
     def subset(self, ids: np.ndarray) -> DatasetInputs:
-        return replace(self, ids=ids if self.ids is None else self.ids[ids])
+        return replace(self, dataset=Subset(self.dataset, ids.tolist()))
 
     def open(self, device: torch.device, batch_size: int, *, training: bool) -> InputSource:
         return DatasetSource(self, device, keeps_workers=training)
@@ -86,7 +84,7 @@ class DatasetInputs:
             with _seeded(request.seed):
                 items = []
                 for sample in request.samples:
-                    items.append(self.dataset[sample if self.ids is None else int(self.ids[sample])])
+                    items.append(self.dataset[sample])
         except Exception as error:  # whatever the data set's own code raises
             message = f"{self.name}: sample {sample} cannot be had: {type(error).__name__}: {error}"
             return Fault(message, traceback.format_exc())
