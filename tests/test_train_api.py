@@ -73,6 +73,20 @@ def test_the_signature_is_the_published_one() -> None:
     }
 
 
+def test_a_line_an_epoch_is_logged_for_who_wants_to_see_it(
+    caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    inputs, labels, _ = arrays()
+    jf.train(small_mlp, (inputs, labels), **QUICK)
+    assert (caplog.messages, *capsys.readouterr()) == ([], "", "")
+    with caplog.at_level("INFO", "jocor_fast"):
+        jf.train(small_tanh, (inputs, labels), method="f-correction", **QUICK)
+    assert [line.partition("  ")[0] for line in caplog.messages] == [
+        *(f"first stage: epoch {epoch}/3" for epoch in (1, 2, 3)),
+        *(f"epoch {epoch}/3" for epoch in (1, 2, 3)),
+    ]
+
+
 def test_ten_lines_train_ones_own_networks_and_arrays() -> None:
     """Half of the digits' labels are drawn anew; the networks are modules of any kind."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import warnings
 from collections.abc import Sequence
@@ -20,11 +21,12 @@ from jocor_fast.engine.environment import own_modes, usable_cores
 from jocor_fast.engine.networks import NetworkSource, probe_classes
 from jocor_fast.engine.plan import unfinished_ramp
 from jocor_fast.engine.processes import joined_processes
-from jocor_fast.engine.run import EvalData, Run, TrainData, fit
+from jocor_fast.engine.run import EpochEvent, EvalData, Run, TrainData, fit
 from jocor_fast.engine.samples import as_network_input, check_inputs
 from jocor_fast.engine.settings import TrainSettings
 
 _TABLE_SHOWN = 20
+_LOGGER = logging.getLogger("jocor_fast")
 
 
 def train(
@@ -50,6 +52,8 @@ def train(
     num_workers: int | None = None,
 ) -> Run:
     """Train networks on noisily labelled data (paper, algorithm 1, for method "jocor").
+
+    Prints nothing, but logs a line an epoch, as "jocor_fast": `logging.basicConfig(level=logging.INFO)` shows it.
 
     In a script that torchrun starts in several processes, they train together: each is given all of the data, takes
     `batch_size` rows of a step, and selects among those.
@@ -156,8 +160,16 @@ def train(
             output=output,
             resume=resume,
             processes=processes,
+            on_epoch=_log if processes.first else None,
             extra_config=None if table is None else {"label_table": list(table)},
         )
+
+
+def _log(event: EpochEvent) -> None:
+    if _LOGGER.isEnabledFor(logging.INFO):
+        from jocor_fast.report.screen import epoch_line  # whose import takes longer than the first steps
+
+        _LOGGER.info("%s%s", "first stage: " * event.first_stage, epoch_line(event.metrics, event.epochs))
 
 
 def _inputs(name: str, pair: Any, num_workers: int, seed: int) -> Tensor | DatasetInputs:
