@@ -10,7 +10,7 @@ import contextlib
 import random
 import signal
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -75,7 +75,10 @@ class DatasetInputs:
 
     def first(self, count: int = 2) -> Tensor:
         """The first samples as they are stored, read in this process."""
-        return _whole(self[Request(list(range(min(count, len(self)))), derived_seed(self.seed, 4, 0, 0))])
+        return _whole(self[self.request(list(range(min(count, len(self)))), epoch=0)])
+
+    def request(self, samples: list[int], epoch: int) -> Request:
+        return Request(samples, derived_seed(self.seed, 4, epoch, samples[0]))
 
     def __getitem__(self, request: Request) -> Tensor | Fault:
         """The samples [B, ...] of a request, or why they cannot be had; runs in a worker."""
@@ -146,12 +149,9 @@ class DatasetSource:
 
     def batches(self, order: Tensor, batch_size: int, epoch: int = 0) -> Iterator[Batch]:
         groups = order.split(batch_size)
-        self._requests[:] = [self._request(group.tolist(), epoch) for group in order.cpu().split(batch_size)]
+        self._requests[:] = [self.inputs.request(group.tolist(), epoch) for group in order.cpu().split(batch_size)]
         for samples, read in zip(groups, self._loader, strict=True):
             yield Batch(samples, _whole(read).to(self.device, non_blocking=True))
-
-    def _request(self, samples: Sequence[int], epoch: int) -> Request:
-        return Request(list(samples), derived_seed(self.inputs.seed, 4, epoch, samples[0]))
 
     def network_input(self, stored: Tensor) -> Tensor:
         return as_network_input(stored, 1 / 255)
