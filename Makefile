@@ -62,6 +62,7 @@ lint: $(VENV)/.dev $(VENV)/.package
 	$(BIN)/ruff check .
 	$(BIN)/clang-format --dry-run -Werror $(FORMATTED_SOURCES)
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
 
 format: $(VENV)/.dev
 	$(BIN)/ruff format .

@@ -23,11 +23,11 @@ import torch.nn.functional as F
 from sklearn.metrics import average_precision_score, f1_score, roc_auc_score
 
 import jocor_fast as jf
-from jocor_fast import cli
-from jocor_fast.config import resolve
+from jocor_fast.cli import program as cli
+from jocor_fast.config.resolve import resolve
+from jocor_fast.config.task import Task, build_task
+from jocor_fast.diagnosis.wrong_labels import Audit
 from jocor_fast.report.tables import TextTable
-from jocor_fast.task import Task, build_task
-from jocor_fast.wrong_labels import Audit
 from record import RESULTS, described, machine, versions
 
 EPOCHS, FOLDS, FOLD_EPOCHS, BATCH = 40, 5, 10, 128

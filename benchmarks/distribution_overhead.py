@@ -20,14 +20,14 @@ from time import perf_counter
 import torch
 from torch import nn
 
+from jocor_fast.data.samples import TrainData
 from jocor_fast.engine.networks import DistributedNetworks, SeparateNetworks
 from jocor_fast.engine.optimizer import build_optimizer
 from jocor_fast.engine.plan import plan_epoch
 from jocor_fast.engine.processes import ALONE, Processes, SharedRequest, joined_processes
-from jocor_fast.engine.samples import TrainData
 from jocor_fast.engine.settings import TrainSettings
 from jocor_fast.engine.trainer import Trainer
-from jocor_fast.models import build_model, mlp
+from jocor_fast.models.networks import build_model, mlp
 from record import described, parser, write
 from tables import markdown_table
 

@@ -27,9 +27,9 @@ from torch import Tensor, nn
 import jocor_fast as jf
 from jocor_fast.data.catalogue import load_dataset
 from jocor_fast.data.dataset import Dataset
-from jocor_fast.models import mlp
+from jocor_fast.models.networks import mlp
+from jocor_fast.noise.estimate import anchor_percentile, estimate_transition
 from jocor_fast.report.tables import TextTable
-from jocor_fast.transition_estimate import anchor_percentile, estimate_transition
 
 RESULTS = Path(__file__).parent / "results" / "f-correction-transition"
 EPOCHS, BATCH, LR, LAST_EPOCHS = 200, 128, 1e-3, 10

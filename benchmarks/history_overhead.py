@@ -15,11 +15,11 @@ from time import perf_counter
 
 import torch
 
+from jocor_fast.data.samples import TrainData
 from jocor_fast.engine.plan import plan_epoch
-from jocor_fast.engine.samples import TrainData
 from jocor_fast.engine.settings import TrainSettings
 from jocor_fast.engine.trainer import Trainer
-from jocor_fast.models import mlp
+from jocor_fast.models.networks import mlp
 from record import described, parser, write
 from tables import markdown_table
 

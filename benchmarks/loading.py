@@ -12,16 +12,16 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from jocor_fast.data.bad_files import BadFiles
-from jocor_fast.data.image_set import ImageList
-from jocor_fast.data.image_source import ImageInputs
-from jocor_fast.data.preprocessing import Preprocessing
+from jocor_fast.data.images.bad_files import BadFiles
+from jocor_fast.data.images.image_set import ImageList
+from jocor_fast.data.images.preprocessing import Preprocessing
+from jocor_fast.data.images.source import ImageInputs
+from jocor_fast.data.samples import TrainData
 from jocor_fast.engine.epoch_log import EpochLog
 from jocor_fast.engine.plan import plan_epoch
-from jocor_fast.engine.samples import TrainData
 from jocor_fast.engine.settings import TrainSettings
 from jocor_fast.engine.trainer import Trainer
-from jocor_fast.models import build_model
+from jocor_fast.models.networks import build_model
 
 BATCH = 64  # the paper's for Clothing1M
 CLASSES = 14

@@ -22,9 +22,8 @@ import jocor_fast as jf
 from jocor_fast.engine.networks import NetworkGroup, SeparateNetworks
 from jocor_fast.engine.paired_mlp import PairedMLP
 from jocor_fast.engine.settings import TrainSettings
-from jocor_fast.experiments import METHOD_TITLES
 from jocor_fast.methods import METHODS, FCorrection, Keep
-from jocor_fast.models import mlp
+from jocor_fast.models.networks import mlp
 from record import described, parser, write
 from tables import markdown_table, microseconds
 
@@ -75,7 +74,7 @@ def measure(name: str) -> dict[str, float]:
 def table(figures: dict[str, dict[str, float]]) -> str:
     rows = [
         [
-            METHOD_TITLES[name],
+            METHODS[name].title,
             str(METHODS[name].num_networks),
             microseconds(of["loss"]),
             microseconds(of["passes"]),

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from jocor_fast.data.image_set import ImageList
-from jocor_fast.data.prepare import Preparation, prepared_jpeg
+from jocor_fast.data.images.image_set import ImageList
+from jocor_fast.data.images.prepare import Preparation, prepared_jpeg
 
 ORIGINAL = (800, 600)  # height, width: about what the images of Clothing1M have
 QUALITY = 90

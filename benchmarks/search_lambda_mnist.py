@@ -21,9 +21,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from jocor_fast.commands.run_queue import QueuedRun, flags_of, run_all
+from jocor_fast.files.names import read_json
+from jocor_fast.paper.run_queue import QueuedRun, flags_of, run_all
 from jocor_fast.report.tables import TextTable, percent
-from jocor_fast.run_files import read_json
 
 GRID = (0.05, 0.35, 0.65, 0.95)
 SETTINGS = {"dataset": "mnist", "noise": "symmetric", "noise_rate": 0.5, "epochs": 50, "device": "cpu"}

@@ -24,7 +24,7 @@ from torch import nn
 import jocor_fast as jf
 from jocor_fast.data.catalogue import load_dataset
 from jocor_fast.data.dataset import Dataset
-from jocor_fast.models import mlp
+from jocor_fast.models.networks import mlp
 
 RESULTS = Path(__file__).parent / "results"
 SEED = 1  # of training and noise

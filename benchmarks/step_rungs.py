@@ -16,12 +16,12 @@ from torch.utils.data import DataLoader, Dataset
 
 import contenders
 from inputs import CO_LAMBDA
+from jocor_fast.data.samples import TrainData
 from jocor_fast.engine.networks import SeparateNetworks
 from jocor_fast.engine.plan import EpochPlan, plan_epoch
-from jocor_fast.engine.samples import TrainData
 from jocor_fast.engine.settings import TrainSettings
 from jocor_fast.engine.trainer import Trainer
-from jocor_fast.models import build_model
+from jocor_fast.models.networks import build_model
 
 WORKERS = 4  # of the published code
 SCALE = 1 / 255

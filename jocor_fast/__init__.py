@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ._command import end_at_once_on_interrupt, end_command
+from jocor_fast._command import end_at_once_on_interrupt, end_command
 
 if TYPE_CHECKING:
-    from .estimator import JoCoRClassifier
+    from jocor_fast.estimator import JoCoRClassifier
 
 end_at_once_on_interrupt()
 try:
-    from . import noise, reference, schedules
-    from ._extension import build_info
-    from .engine.api import train
-    from .forward_correction import forward_corrected_loss
-    from .losses import (
+    from jocor_fast import noise, reference, schedules
+    from jocor_fast._extension import build_info
+    from jocor_fast.diagnosis.wrong_labels import audit
+    from jocor_fast.forward_correction import forward_corrected_loss
+    from jocor_fast.losses import (
         CoTeachingOutput,
         DecouplingOutput,
         JoCoRLoss,
@@ -27,7 +27,7 @@ try:
         num_keep,
         select_small_loss,
     )
-    from .wrong_labels import audit
+    from jocor_fast.training import train
 except ImportError as error:
     end_command(error)
     raise
@@ -60,7 +60,7 @@ def __getattr__(name: str) -> Any:
     """`JoCoRClassifier` when it is asked for: scikit-learn takes a second to import."""
     if name != "JoCoRClassifier":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from .estimator import JoCoRClassifier
+    from jocor_fast.estimator import JoCoRClassifier
 
     globals()[name] = JoCoRClassifier
     return JoCoRClassifier

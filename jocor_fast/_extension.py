@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from .arguments import check_dense
+from jocor_fast.arguments import check_dense
 
 _BUILD_FILE = Path(__file__).with_name("_build.json")
 _REBUILD = "rebuild it with `pip install --no-build-isolation --force-reinstall --no-deps .` in its source folder"
@@ -33,7 +33,7 @@ def _read_build() -> dict[str, Any]:
 _BUILD = _read_build()
 
 try:
-    from . import _C  # only after the check above: another torch fails with a missing symbol
+    from jocor_fast import _C  # only after the check above: another torch fails with a missing symbol
 except ImportError as error:
     raise ImportError(f"jocor_fast's compiled part cannot be loaded ({error}): {_REBUILD}") from error
 

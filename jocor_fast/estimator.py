@@ -16,11 +16,11 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import nn
 
-from jocor_fast.engine.environment import resolve_device
 from jocor_fast.engine.plan import unfinished_ramp
-from jocor_fast.engine.run import TrainData, fit
 from jocor_fast.engine.settings import TrainSettings
-from jocor_fast.models import build_model
+from jocor_fast.machine import resolve_device
+from jocor_fast.models.networks import build_model
+from jocor_fast.runs.fit import TrainData, fit
 from jocor_fast.schedules import steps_per_epoch
 
 RAMP_STEPS = 400  # what the paper's ramp has at least: a selection by loss that is in force earlier can do harm

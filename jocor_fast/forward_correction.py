@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.compiler import is_compiling
 
-from ._extension import _C, call, operators
-from .arguments import ROW_SUM_TOLERANCE, check_dense
+from jocor_fast._extension import _C, call, operators
+from jocor_fast.arguments import ROW_SUM_TOLERANCE, check_dense
 
 _loss = operators.forward_corrected_loss.default
 

@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from . import arguments
-from ._extension import _C, call, check_device, operators
+from jocor_fast import arguments
+from jocor_fast._extension import _C, call, check_device, operators
 
 _jocor_loss = operators.jocor_loss.default
 _decoupling_loss = operators.decoupling_loss.default

@@ -41,6 +41,7 @@ class StepLoss(NamedTuple):
 class Method:
     """A policy, which is made from the settings of a run. What most methods have in common stands here."""
 
+    title: ClassVar[str]  # as the paper heads its tables
     num_networks: ClassVar[int] = 2
     num_choices: ClassVar[int] = 1  # how many masks `StepLoss.selected` holds
     selects: ClassVar[bool] = True  # False: τ and its ramp change nothing, and the keep rate is reported as 1
@@ -67,6 +68,7 @@ class Standard(Method):
     two are the same; a row whose loss is not is left out and counted, as in every method but F-correction.
     """
 
+    title: ClassVar[str] = "Standard"
     num_networks: ClassVar[int] = 1
     selects: ClassVar[bool] = False
 
@@ -77,6 +79,7 @@ class Standard(Method):
 class StandardPlus(Method):
     """One network, its own small-loss rows."""
 
+    title: ClassVar[str] = "Standard+"
     num_networks: ClassVar[int] = 1
 
     def loss(self, logits: tuple[Tensor, ...], labels: Tensor, keep: Keep) -> StepLoss:
@@ -86,6 +89,7 @@ class StandardPlus(Method):
 class FCorrection(Method):
     """One network, -log((p·T)[y]) on everything; T comes from a first stage (engine/first_stage.py)."""
 
+    title: ClassVar[str] = "F-correction"
     num_networks: ClassVar[int] = 1
     selects: ClassVar[bool] = False
 
@@ -106,6 +110,7 @@ class FCorrection(Method):
 class Decoupling(Method):
     """Two networks, each trained by its own CE on the rows where the two predictions differ; none differ: no update."""
 
+    title: ClassVar[str] = "Decoupling"
     selects: ClassVar[bool] = False
 
     def loss(self, logits: tuple[Tensor, ...], labels: Tensor, keep: Keep) -> StepLoss:
@@ -117,6 +122,7 @@ class Decoupling(Method):
 class CoTeaching(Method):
     """Two networks, each trained on the k small-loss rows that the other picked."""
 
+    title: ClassVar[str] = "Co-teaching"
     num_choices: ClassVar[int] = 2
 
     def loss(self, logits: tuple[Tensor, ...], labels: Tensor, keep: Keep) -> StepLoss:
@@ -128,6 +134,8 @@ class CoTeachingPlus(CoTeaching):
 
     Where no predictions of a batch differ, its choice is that of Co-teaching.
     """
+
+    title: ClassVar[str] = "Co-teaching+"
 
     def __init__(self, settings: TrainSettings) -> None:
         self.rounding = keep_rounding(settings.recipe)
@@ -144,6 +152,7 @@ class CoTeachingPlus(CoTeaching):
 class JoCoR(Method):
     """Two networks, one joint loss: the k rows with the smallest loss train both (paper, algorithm 1)."""
 
+    title: ClassVar[str] = "JoCoR"
     uses_co_lambda: ClassVar[bool] = True
 
     def __init__(self, settings: TrainSettings) -> None:
@@ -157,6 +166,7 @@ class JoCoR(Method):
 class JointOnly(JoCoR):
     """JoCoR with λ = 0: joint selection, no agreement between the networks."""
 
+    title: ClassVar[str] = "Joint-only"
     uses_co_lambda: ClassVar[bool] = False
 
     def __init__(self, settings: TrainSettings) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .arguments import (
+from jocor_fast.arguments import (
     check_batch_size,
     check_co_lambda,
     check_dense,
@@ -30,8 +30,8 @@ from .arguments import (
     check_rounding,
     check_switch,
 )
-from .forward_correction import check_corrected_arguments
-from .losses import CoTeachingOutput, DecouplingOutput, JoCoROutput
+from jocor_fast.forward_correction import check_corrected_arguments
+from jocor_fast.losses import CoTeachingOutput, DecouplingOutput, JoCoROutput
 
 __all__ = [
     "coteaching_loss",

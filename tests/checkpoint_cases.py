@@ -23,7 +23,7 @@ from engine_cases import (
     small_tanh,
     without_timings,
 )
-from jocor_fast.engine.run import EpochEvent, Run, fit
+from jocor_fast.runs.fit import EpochEvent, Run, fit
 
 OF_FIT = ("extra_config", "checkpoint_every")
 CHECKPOINTS = ("checkpoint.pt", "checkpoint-previous.pt")

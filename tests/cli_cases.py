@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from engine_cases import strict_json
-from jocor_fast.cli import main
+from jocor_fast.cli.program import main
 
 SHORT = ["train", "--epochs", "2", "--device", "cpu"]
 

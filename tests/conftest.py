@@ -83,9 +83,9 @@ def named_blobs(in_an_empty_folder: Path) -> np.ndarray:
 @pytest.fixture
 def runs_in_this_process(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     """What `reproduce` and `search-lambda` start as processes is done at once. Returns the command line of each run."""
-    from jocor_fast.cli import main  # here, for where there are a GPU and torch and no more, there is no rich
-    from jocor_fast.commands.run_queue import QueuedRun
-    from jocor_fast.run_files import LOG_NAME
+    from jocor_fast.cli.program import main  # here, for where there are a GPU and torch and no more, there is no rich
+    from jocor_fast.files.names import LOG_NAME
+    from jocor_fast.paper.run_queue import QueuedRun
 
     lines: list[list[str]] = []
 

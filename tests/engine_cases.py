@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from jocor_fast.engine.run import EvalData, Run, TrainData, fit
 from jocor_fast.engine.settings import TrainSettings
 from jocor_fast.engine.trainer import Trainer
+from jocor_fast.runs.fit import EvalData, Run, TrainData, fit
 
 CLASSES = 4
 METRICS = [  # the fields of a line of metrics.jsonl, in their order

@@ -9,7 +9,7 @@ import numpy as np
 from PIL import Image
 
 from jocor_fast.data.catalogue import load_dataset
-from jocor_fast.data.image_set import ImageDataset
+from jocor_fast.data.images.image_set import ImageDataset
 
 CLASS_NAMES = ("T-Shirt", "Shirt", "Knitwear", "Chiffon")
 COLOURS = ((200, 40, 40), (40, 190, 60), (50, 60, 210), (220, 210, 60))

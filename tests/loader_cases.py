@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from jocor_fast.data.bad_files import BadFiles
-from jocor_fast.data.image_set import ImageList
-from jocor_fast.data.image_source import ImageInputs
-from jocor_fast.data.preprocessing import Preprocessing
-from jocor_fast.engine.samples import InputSource
+from jocor_fast.data.images.bad_files import BadFiles
+from jocor_fast.data.images.image_set import ImageList
+from jocor_fast.data.images.preprocessing import Preprocessing
+from jocor_fast.data.images.source import ImageInputs
+from jocor_fast.data.samples import InputSource
 
 CPU = torch.device("cpu")
 SMALL = Preprocessing((36, 36), crop=32)

@@ -53,10 +53,10 @@ class Record:
 
 def observe(record: Record) -> None:
     """Let the trainer note in the record what it does."""
-    from jocor_fast.engine.folder import RunFolder
-    from jocor_fast.engine.interrupt import TerminationRequest
     from jocor_fast.engine.step import TrainingStep
     from jocor_fast.engine.trainer import Trainer
+    from jocor_fast.runs.folder import RunFolder
+    from jocor_fast.runs.interrupt import TerminationRequest
 
     def around(owner: type, name: str, before: Callable[..., Any], after: Callable[..., Any]) -> None:
         method = getattr(owner, name)
@@ -124,7 +124,7 @@ def observe(record: Record) -> None:
 if __name__ == "__main__":
     own = Record(Path(".".join((sys.argv[1], *os.environ.get("RANK", ())))))
     own.pid = os.getpid()
-    from jocor_fast.cli import main
+    from jocor_fast.cli.program import main
 
     observe(own)
     sys.exit(main(sys.argv[2:]))

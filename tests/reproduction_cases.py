@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from jocor_fast.config import resolve
-from jocor_fast.engine.summary import best_by_validation, last_mean
-from jocor_fast.experiments import Cell
-from jocor_fast.options import OPTIONS
+from jocor_fast.config.options import OPTIONS
+from jocor_fast.config.resolve import resolve
+from jocor_fast.paper.experiments import Cell
+from jocor_fast.report.summary import best_by_validation, last_mean
 
 
 def metrics_line(epoch: int, test: float, *, precision: float = 0.9, val: float | None = None) -> dict[str, Any]:

@@ -18,10 +18,10 @@ import pytest
 from PIL import Image
 
 from children import PATIENCE
+from jocor_fast.data.images.thumbnails import data_uri, is_image
+from jocor_fast.diagnosis.audit_page import audit_page, shown_samples
+from jocor_fast.diagnosis.wrong_labels import Audit, audit_history
 from jocor_fast.engine.history import SampleStatistics
-from jocor_fast.report.audit_page import audit_page, shown_samples
-from jocor_fast.report.thumbnails import data_uri, is_image
-from jocor_fast.wrong_labels import Audit, audit_history
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome", "microsoft-edge")
 NAMES = ["cat", 'dog, "big"', "<!--<script></script>"]

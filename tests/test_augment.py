@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from engine_cases import blobs, parameters, same_bits, settings, small_cnn
 from jocor_fast.engine import augment
-from jocor_fast.engine.run import TrainData, fit
+from jocor_fast.runs.fit import TrainData, fit
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

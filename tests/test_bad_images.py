@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from image_cases import damage, encoded, loaded, picture, write_clothing1m
-from jocor_fast.data.bad_files import BadFiles
 from jocor_fast.data.dataset import DataError
-from jocor_fast.data.image_file import BadImage, read_bytes
-from jocor_fast.data.image_set import MOST_TRIED, ImageList
-from jocor_fast.data.image_source import BATCHES_AHEAD, ImageSource
-from jocor_fast.data.preprocessing import Preprocessing
+from jocor_fast.data.images.bad_files import BadFiles
+from jocor_fast.data.images.image_file import BadImage, read_bytes
+from jocor_fast.data.images.image_set import MOST_TRIED, ImageList
+from jocor_fast.data.images.preprocessing import Preprocessing
+from jocor_fast.data.images.source import BATCHES_AHEAD, ImageSource
 from loader_cases import BATCH, EACH_LOADER, numbers_and_pixels, opened, write_list
 
 

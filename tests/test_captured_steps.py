@@ -25,13 +25,13 @@ from engine_cases import (
     trainer,
 )
 from graph_stand_in import StandIn
-from jocor_fast.engine.captured_steps import FIRST_STEPS, LAUNCHES_AHEAD, STEPS_PER_GRAPH, CapturedSteps
+from jocor_fast.data.samples import ResidentInputs
 from jocor_fast.engine.epoch_log import EpochLog
+from jocor_fast.engine.graph import FIRST_STEPS, LAUNCHES_AHEAD, STEPS_PER_GRAPH, CapturedSteps
 from jocor_fast.engine.plan import DeviceRates, plan_epoch
-from jocor_fast.engine.run import fit
-from jocor_fast.engine.samples import ResidentInputs
 from jocor_fast.engine.trainer import Trainer
 from jocor_fast.methods import METHODS, StepLoss
+from jocor_fast.runs.fit import fit
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -13,8 +13,8 @@ import torch
 from checkpoint_cases import CHECKPOINTS, Killed, assert_same, contents, killed_after, train, whole
 from children import python
 from engine_cases import blobs, held_out, settings, small_mlp, small_tanh
-from jocor_fast.engine.errors import RunError
-from jocor_fast.engine.run import fit
+from jocor_fast.errors import RunError
+from jocor_fast.runs.fit import fit
 
 pytestmark = pytest.mark.usefixtures("one_thread", "curves_at_once")
 

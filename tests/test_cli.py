@@ -16,10 +16,10 @@ import pytest
 
 import jocor_fast as jf
 from children import python
-from jocor_fast.cli import COMMANDS, build_parser, main
-from jocor_fast.config import ConfigError
-from jocor_fast.engine.errors import RunError
-from jocor_fast.options import OPTIONS
+from jocor_fast.cli.program import COMMANDS, build_parser, main
+from jocor_fast.config.options import OPTIONS
+from jocor_fast.config.resolve import ConfigError
+from jocor_fast.errors import RunError
 from jocor_fast.report.screen import warn
 
 
@@ -251,7 +251,7 @@ def test_ctrl_c_while_the_package_is_imported_leaves_no_traceback(interrupted: s
 
 def test_without_any_output_the_command_does_what_it_does(monkeypatch: pytest.MonkeyPatch) -> None:
     """Python's streams are None where the shell has closed them (>&-)."""
-    monkeypatch.setattr("jocor_fast.commands.train.run", lambda _, console: console.print("done") or 0)
+    monkeypatch.setattr("jocor_fast.cli.train.run", lambda _, console: console.print("done") or 0)
     for arguments in (["train"], ["--version"]):
         monkeypatch.setattr(sys, "stdout", None)
         monkeypatch.setattr(sys, "stderr", None)
@@ -281,7 +281,7 @@ def test_output_whose_encoding_lacks_a_character_has_its_number(monkeypatch: pyt
         print("τ")
         return 0
 
-    monkeypatch.setattr("jocor_fast.commands.train.run", run)
+    monkeypatch.setattr("jocor_fast.cli.train.run", run)
     screen = io.TextIOWrapper(io.BytesIO(), encoding="ascii", errors=errors)
     monkeypatch.setattr(sys, "stdout", screen)
     assert main(["train"]) == 0
@@ -295,7 +295,7 @@ def test_complaints_that_cannot_be_written_end_no_run_and_change_no_exit_code(mo
         raise outcomes.pop()
 
     outcomes = [RunError("the gap"), ConfigError("wrong use")]
-    monkeypatch.setattr("jocor_fast.commands.train.run", run)
+    monkeypatch.setattr("jocor_fast.cli.train.run", run)
     with contextlib.suppress(OSError), open("/dev/full", "w", encoding="utf-8", buffering=1) as full:
         monkeypatch.setattr(sys, "stderr", full)
         codes = [main(["train"]), main(["train"])]
@@ -314,7 +314,7 @@ def test_a_warning_of_the_library_is_one_line_and_others_look_as_ever(
             warnings.warn_explicit(message, UserWarning, str(file), 1)
         return 0
 
-    monkeypatch.setattr("jocor_fast.commands.train.run", run)
+    monkeypatch.setattr("jocor_fast.cli.train.run", run)
     shown: list[tuple[object, ...]] = []
     monkeypatch.setattr(warnings, "showwarning", lambda *warning: shown.append(warning))
     with warnings.catch_warnings():

@@ -17,13 +17,13 @@ from PIL import Image
 import jocor_fast as jf
 from engine_cases import blobs, small_tanh
 from image_cases import write_clothing1m
-from jocor_fast.cli import main
-from jocor_fast.config import resolve
-from jocor_fast.data.image_set import ImageDataset
+from jocor_fast.cli.program import main
+from jocor_fast.config.resolve import resolve
+from jocor_fast.config.task import build_task
+from jocor_fast.data.images.image_set import ImageDataset
 from jocor_fast.data.labels import read_labels
 from jocor_fast.engine.history import SampleHistory
 from jocor_fast.methods import StepLoss
-from jocor_fast.task import build_task
 
 pytestmark = pytest.mark.usefixtures("one_thread", "curves_at_once")
 NOISE = {"noise_rate": "0.4", "noise": "symmetric", "val_fraction": "0.1", "val_labels": "noisy"}
@@ -301,7 +301,7 @@ def test_an_audit_needs_nothing_of_what_the_run_was_trained_with(
     config = json.loads((run / "config.json").read_text())
     config["settings"] |= {"device": "cuda:7", "loader": "dali", "pretrained": "gone.pt", "precision": "bfloat16"}
     (run / "config.json").write_text(json.dumps(config))
-    monkeypatch.setitem(sys.modules, "jocor_fast.data.dali_decoder", None)  # cannot be imported
+    monkeypatch.setitem(sys.modules, "jocor_fast.data.images.dali_decoder", None)  # cannot be imported
     assert main(["audit", str(run)]) == 0
     assert len((run / "audit" / "suspicious.csv").read_text().splitlines()) == 17
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import jocor_fast as jf
-from jocor_fast.cli import main
+from jocor_fast.cli.program import main
 from jocor_fast.data.catalogue import find_dataset
 
 MNIST = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
@@ -61,7 +61,7 @@ def test_info_tells_a_package_that_fails_from_one_that_is_absent(
 ) -> None:
     pytest.importorskip("torchvision")
     monkeypatch.setitem(sys.modules, "torchvision", None)  # Python's way to say that it cannot be imported
-    monkeypatch.setattr("jocor_fast.commands.info.LOADERS", {"torchvision": ("torchvision",), "nothing": ("no-such",)})
+    monkeypatch.setattr("jocor_fast.cli.info.LOADERS", {"torchvision": ("torchvision",), "nothing": ("no-such",)})
     text = info(capsys, "--data-root", str(tmp_path))
     assert "cannot be imported: import of torchvision halted" in text
     assert "nothing is not installed" in text

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from cli_cases import content, train
-from jocor_fast.cli import main
+from jocor_fast.cli.program import main
 
 pytestmark = pytest.mark.usefixtures("in_an_empty_folder", "curves_at_once")
 

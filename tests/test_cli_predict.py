@@ -17,12 +17,12 @@ from PIL import Image
 import jocor_fast as jf
 from engine_cases import blobs, small_tanh
 from image_cases import encoded, picture, write_clothing1m
-from jocor_fast.cli import main
-from jocor_fast.commands.predict import MOST_NAMED
-from jocor_fast.config import resolve
-from jocor_fast.models import build_model
-from jocor_fast.predictor import Predictor, describe_input
-from jocor_fast.task import build_task
+from jocor_fast.cli.predict import MOST_NAMED
+from jocor_fast.cli.program import main
+from jocor_fast.config.predictor import Predictor, describe_input
+from jocor_fast.config.resolve import resolve
+from jocor_fast.config.task import build_task
+from jocor_fast.models.networks import build_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

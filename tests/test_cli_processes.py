@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from jocor_fast.cli import main
+from jocor_fast.cli.program import main
 
 SECOND_OF_TWO = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from jocor_fast.cli import main
-from jocor_fast.commands.run_queue import QueuedRun, run_all
+from jocor_fast.cli.program import main
+from jocor_fast.paper.run_queue import QueuedRun, run_all
 
 pytestmark = pytest.mark.usefixtures("in_an_empty_folder")
 

@@ -14,11 +14,13 @@ import numpy as np
 import pytest
 import torch
 
-from jocor_fast.cli import main
-from jocor_fast.commands import reproduce, run_queue, step_times
-from jocor_fast.config import Config, resolve
-from jocor_fast.experiments import EXPERIMENTS, Cell, Noise
-from jocor_fast.task import build_task
+from jocor_fast.cli import reproduce
+from jocor_fast.cli.program import main
+from jocor_fast.config.resolve import Config, resolve
+from jocor_fast.config.task import build_task
+from jocor_fast.noise.kinds import Noise
+from jocor_fast.paper import run_queue, step_times
+from jocor_fast.paper.experiments import EXPERIMENTS, Cell
 from reproduction_cases import metrics_line, write_accuracies, write_run
 
 HALF = Noise("symmetric", 0.5)

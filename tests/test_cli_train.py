@@ -16,7 +16,7 @@ import torch
 from checkpoint_cases import CHECKPOINTS
 from cli_cases import content, train
 from engine_cases import METRICS
-from jocor_fast.cli import main
+from jocor_fast.cli.program import main
 
 pytestmark = pytest.mark.usefixtures("in_an_empty_folder")
 
@@ -194,7 +194,7 @@ def test_a_folder_that_holds_a_run_is_refused_before_anything_is_estimated(
     named_blobs: np.ndarray, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert train("--dataset", "npz:blobs.npz", "--noise-rate", "0.25") == 0
-    monkeypatch.setattr("jocor_fast.commands.train.estimate_noise", lambda *_, **__: pytest.fail("estimated"))
+    monkeypatch.setattr("jocor_fast.cli.train.estimate_noise", lambda *_, **__: pytest.fail("estimated"))
     assert train("--dataset", "npz:blobs.npz", "--noise-rate", "0.25", "--forget-rate", "auto") == 1
     assert "--output: run holds a run already" in capsys.readouterr().err
 
@@ -259,8 +259,8 @@ def test_a_reader_that_leaves_ends_the_run_in_a_sentence(named_blobs: np.ndarray
 def test_a_gpu_without_our_kernels_is_refused_before_the_run(
     method: str, named_blobs: np.ndarray, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("jocor_fast.commands.train.resolve_device", lambda name: torch.device("cuda", 0))
-    monkeypatch.setattr("jocor_fast.commands.train.build_info", lambda: {"reason": "no toolkit was found"})
+    monkeypatch.setattr("jocor_fast.cli.train.resolve_device", lambda name: torch.device("cuda", 0))
+    monkeypatch.setattr("jocor_fast.cli.train.build_info", lambda: {"reason": "no toolkit was found"})
     assert train("--dataset", "npz:blobs.npz", "--method", method, "--device", "cuda") == 2
     error = capsys.readouterr().err
     assert (
@@ -276,7 +276,7 @@ def test_memory_that_runs_out_is_a_sentence(
     def fit(*arguments: object, **options: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB. See documentation")
 
-    monkeypatch.setattr("jocor_fast.commands.train.fit", fit)
+    monkeypatch.setattr("jocor_fast.cli.train.fit", fit)
     assert train("--dataset", "npz:blobs.npz", "--device", "auto") == 1
     sentence = r"error: out of memory on (cpu|cuda:\d): a smaller --batch-size needs less\n$"
     assert re.search(sentence, capsys.readouterr().err)

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from jocor_fast.cli import COMMANDS, SHELLS, main
+from jocor_fast.cli.program import COMMANDS, SHELLS, main
+from jocor_fast.config.options import OPTIONS
 from jocor_fast.data.catalogue import DATASETS
-from jocor_fast.options import OPTIONS
 
 
 def script(shell: str, capsys: pytest.CaptureFixture[str]) -> str:

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jocor_fast.config import ConfigError, read_config_file, resolve
+from jocor_fast.config.options import OPTIONS
+from jocor_fast.config.resolve import ConfigError, read_config_file, resolve
 from jocor_fast.engine.settings import TrainSettings
-from jocor_fast.noise import read_transition
-from jocor_fast.options import OPTIONS
+from jocor_fast.noise.matrices import read_transition
 
 # Every option once: text of the flag, what it resolves to, and the flags that it needs beside it.
 FLAGS = [

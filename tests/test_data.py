@@ -13,11 +13,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jocor_fast.data import idx as idx_module
 from jocor_fast.data.catalogue import DATASETS, default_root, load_dataset
 from jocor_fast.data.dataset import DataError, Dataset
-from jocor_fast.data.download import DownloadError, download
-from jocor_fast.data.idx import read_idx
+from jocor_fast.data.memory import idx as idx_module
+from jocor_fast.data.memory.download import DownloadError, download
+from jocor_fast.data.memory.idx import read_idx
 
 FILES = {
     "train-images-idx3-ubyte": (7, 5, 4),

@@ -18,13 +18,13 @@ import torch
 from checkpoint_cases import CHECKPOINTS, Killed, assert_same, contents, killed_after, metrics_in
 from children import python
 from engine_cases import blobs, held_out, settings, small_mlp
-from jocor_fast.cli import main
-from jocor_fast.engine import folder as run_folder
-from jocor_fast.engine.errors import RunError
-from jocor_fast.engine.folder import RunFolder
-from jocor_fast.engine.run import EpochEvent, Run, fit
+from jocor_fast.cli.program import main
+from jocor_fast.errors import RunError
+from jocor_fast.files.names import read_metrics
 from jocor_fast.report import curves
-from jocor_fast.run_files import read_metrics
+from jocor_fast.runs import folder as run_folder
+from jocor_fast.runs.fit import EpochEvent, Run, fit
+from jocor_fast.runs.folder import RunFolder
 
 pytestmark = pytest.mark.usefixtures("one_thread", "curves_at_once")
 OVERHEAD = 300_000  # bytes that no file of a small run comes near

@@ -27,7 +27,7 @@ def members(holder: Any, names: list[str], path: str) -> Iterator[tuple[str, Any
         if isinstance(value, ModuleType):
             own = [
                 other for other, item in vars(value).items()
-                if not other.startswith("_") and getattr(item, "__module__", None) == value.__name__
+                if not other.startswith("_") and str(getattr(item, "__module__", None)).startswith(value.__name__)
             ]  # fmt: skip
             yield f"{path}.{name}", value
             yield from members(value, own, f"{path}.{name}")

@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 from engine_cases import CLASSES, blobs, parameters, run, same_bits, settings, small_cnn, small_mlp
-from jocor_fast.engine.run import EvalData, TrainData, fit
 from jocor_fast.engine.settings import TrainSettings
+from jocor_fast.runs.fit import EvalData, TrainData, fit
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from engine_cases import CLASSES, blobs, held_out, parameters, settings, strict_json
-from jocor_fast.engine.run import EvalData, fit
+from jocor_fast.runs.fit import EvalData, fit
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -21,7 +21,7 @@ from engine_cases import (
 )
 from jocor_fast.engine.evaluate import EVALUATION_BATCH, Accuracy, EvaluationSet, count_correct
 from jocor_fast.engine.networks import SeparateNetworks, evaluating
-from jocor_fast.engine.run import EvalData, TrainData, fit
+from jocor_fast.runs.fit import EvalData, TrainData, fit
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

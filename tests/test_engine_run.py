@@ -29,11 +29,11 @@ from engine_cases import (
 from jocor_fast.data.catalogue import load_dataset
 from jocor_fast.data.dataset import DataError
 from jocor_fast.engine.plan import plan_epoch
-from jocor_fast.engine.run import EpochEvent, EvalData, TrainData, fit
 from jocor_fast.engine.settings import TrainSettings
-from jocor_fast.engine.summary import best_by_validation
-from jocor_fast.models import mlp
-from jocor_fast.noise import corrupt, symmetric
+from jocor_fast.models.networks import mlp
+from jocor_fast.noise.matrices import corrupt, symmetric
+from jocor_fast.report.summary import best_by_validation
+from jocor_fast.runs.fit import EpochEvent, EvalData, TrainData, fit
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

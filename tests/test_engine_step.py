@@ -31,9 +31,9 @@ from jocor_fast import reference
 from jocor_fast.engine.optimizer import FusedAdam, PlainSGD
 from jocor_fast.engine.paired_mlp import PairedMLP
 from jocor_fast.engine.plan import plan_epoch
-from jocor_fast.engine.run import TrainData, fit
 from jocor_fast.methods import METHODS, FCorrection, Keep, Standard
-from jocor_fast.models import cnn, mlp
+from jocor_fast.models.networks import cnn, mlp
+from jocor_fast.runs.fit import TrainData, fit
 
 SEED = 5
 

@@ -18,16 +18,14 @@ from sklearn.datasets import load_digits
 
 from children import IMPORTED
 from engine_cases import blobs, settings, small_mlp
-from jocor_fast.cli import main
-from jocor_fast.engine.errors import RunError
-from jocor_fast.engine.folder import RunFolder
-from jocor_fast.engine.run import EpochEvent, Run, fit
+from jocor_fast.cli.program import main
+from jocor_fast.errors import RunError
+from jocor_fast.runs.fit import EpochEvent, Run, fit
+from jocor_fast.runs.folder import RunFolder
 
 pytestmark = pytest.mark.usefixtures("one_thread", "curves_at_once")
 
-HOLDER = (
-    "import sys; from jocor_fast.engine.folder import RunFolder; f = RunFolder({!r}); print(1, flush=True); input()"
-)
+HOLDER = "import sys; from jocor_fast.runs.folder import RunFolder; f = RunFolder({!r}); print(1, flush=True); input()"
 
 
 def train(output: Path, **arguments: object) -> Run:

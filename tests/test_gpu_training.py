@@ -29,11 +29,11 @@ from engine_cases import (
     small_tanh,
     without_timings,
 )
+from jocor_fast.data.samples import EvalData
 from jocor_fast.engine.optimizer import FusedAdam, PlainSGD
 from jocor_fast.engine.plan import DeviceRates, plan_epoch
-from jocor_fast.engine.run import Run, TrainData, fit
-from jocor_fast.engine.samples import EvalData
 from jocor_fast.engine.trainer import Trainer
+from jocor_fast.runs.fit import Run, TrainData, fit
 
 pytestmark = pytest.mark.gpu
 

@@ -14,9 +14,9 @@ from torch import Tensor
 from engine_cases import CLASSES, blobs, pair_of, settings, small_mlp, small_tanh, trainer
 from jocor_fast.engine.history import LARGEST_LOSS, WINDOW, SampleHistory, SampleStatistics
 from jocor_fast.engine.plan import StepRates, plan_epoch
-from jocor_fast.engine.run import fit
 from jocor_fast.engine.step import TrainingStep
 from jocor_fast.methods import METHODS, FCorrection, StepLoss
+from jocor_fast.runs.fit import fit
 
 pytestmark = pytest.mark.usefixtures("one_thread", "curves_at_once")
 

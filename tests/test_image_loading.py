@@ -14,11 +14,11 @@ from PIL import Image
 from torch import Tensor
 
 from image_cases import encoded, loaded, picture, write_clothing1m
-from jocor_fast.data.bad_files import BadFiles
-from jocor_fast.data.image_file import PlainJpeg, read_image
-from jocor_fast.data.image_set import ImageDataset
-from jocor_fast.data.image_source import ImageInputs, ImageSource
-from jocor_fast.data.preprocessing import Draw, Preprocessing
+from jocor_fast.data.images.bad_files import BadFiles
+from jocor_fast.data.images.image_file import PlainJpeg, read_image
+from jocor_fast.data.images.image_set import ImageDataset
+from jocor_fast.data.images.preprocessing import Draw, Preprocessing
+from jocor_fast.data.images.source import ImageInputs, ImageSource
 from loader_cases import BATCH, CPU, EACH_LOADER, SMALL, numbers_and_pixels, opened, pixels, write_list
 
 
@@ -207,7 +207,7 @@ def test_what_dali_refuses_and_pillow_takes_is_decoded_by_pillow_from_then_on(
 ) -> None:
     """A PNG that claims to be a plain JPEG stands for a JPEG that DALI's decoders refuse, a text for a bad one."""
     pytest.importorskip("nvidia.dali")
-    from jocor_fast.data import dali_decoder
+    from jocor_fast.data.images import dali_decoder
 
     odd, bad = (str(tree.train.folder / tree.train.paths[place]) for place in (10, 20))
     image = picture(3, (30, 30), np.random.default_rng(0))

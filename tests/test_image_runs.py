@@ -16,17 +16,17 @@ from torch import Tensor
 
 from engine_cases import pair_of, same_bits, settings, without_timings
 from image_cases import damage, encoded, loaded, picture, write_clothing1m
-from jocor_fast.cli import main
-from jocor_fast.data.bad_files import BadFiles
+from jocor_fast.cli.program import main
 from jocor_fast.data.catalogue import load_dataset
-from jocor_fast.data.image_set import ImageDataset, ImageList
-from jocor_fast.data.image_source import ImageInputs
-from jocor_fast.data.preprocessing import CROP, Preprocessing
-from jocor_fast.engine.first_stage import estimate_from_network
-from jocor_fast.engine.run import EvalData, Run, TrainData, fit
+from jocor_fast.data.images.bad_files import BadFiles
+from jocor_fast.data.images.image_set import ImageDataset, ImageList
+from jocor_fast.data.images.preprocessing import CROP, Preprocessing
+from jocor_fast.data.images.source import ImageInputs
 from jocor_fast.engine.trainer import Trainer
 from jocor_fast.methods import METHODS
-from jocor_fast.transition_estimate import estimate_transition
+from jocor_fast.noise.estimate import estimate_transition
+from jocor_fast.runs.first_stage import estimate_from_network
+from jocor_fast.runs.fit import EvalData, Run, TrainData, fit
 from loader_cases import EACH_LOADER, LOADERS, SMALL
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -136,7 +136,7 @@ def test_the_forget_rate_of_clothing1m_is_measured_where_it_can_be_and_else_requ
 ) -> None:
     assert train(tmp_path, "--epochs", "1") == 2
     assert "--forget-rate is required for clothing1m where the clean labels are unknown" in capsys.readouterr().err
-    monkeypatch.setattr("jocor_fast.data.clothing1m.LEAST_FOR_ESTIMATE", 4)
+    monkeypatch.setattr("jocor_fast.data.images.clothing1m.LEAST_FOR_ESTIMATE", 4)
     assert train(tmp_path, "--epochs", "1", "--loader", "torchvision") == 0
     text = " ".join(capsys.readouterr().out.split())
     assert "(default: the share of wrong labels among the clean training images that have a noisy label too)" in text
@@ -250,7 +250,7 @@ def test_f_correction_estimates_its_matrix_from_the_images_as_they_are_evaluated
         firsts.append(network)
         return estimate_from_network(network, *rest, **named)
 
-    monkeypatch.setattr("jocor_fast.engine.session.estimate_from_network", noted)
+    monkeypatch.setattr("jocor_fast.runs.session.estimate_from_network", noted)
     run = small_run(tmp_path, loader, None, BadFiles(), method="f-correction")
     dataset = loaded("clothing1m", tmp_path)
     source = ImageInputs(dataset.train, SMALL, loader, BadFiles()).open(torch.device("cpu"), 8, training=False)
@@ -277,7 +277,7 @@ def test_bad_test_images_are_left_out_of_the_accuracy(tmp_path: Path) -> None:
 
 
 def test_auto_takes_dali_where_it_can_be_imported_and_says_why() -> None:
-    from jocor_fast.data.image_source import choose_loader
+    from jocor_fast.data.images.source import choose_loader
 
     for device in ("cpu", "cuda"):
         name, reason = choose_loader("auto", torch.device(device))
@@ -290,7 +290,7 @@ def test_without_dali_auto_takes_the_other_and_asking_for_it_is_one_sentence(
 ) -> None:
     import sys
 
-    from jocor_fast.data.image_source import choose_loader
+    from jocor_fast.data.images.source import choose_loader
 
     for module in [name for name in sys.modules if name.startswith(("nvidia.dali", "jocor_fast.data.dali"))]:
         monkeypatch.delitem(sys.modules, module)

@@ -15,7 +15,7 @@ import pytest
 from checkpoint_cases import KINDS, Killed, assert_same, killed_after, metrics_in, terminated_at, train, whole
 from children import IMPORTED, PATIENCE
 from engine_cases import blobs, held_out, settings, small_mlp, without_timings
-from jocor_fast.engine.run import Run, fit
+from jocor_fast.runs.fit import Run, fit
 
 pytestmark = pytest.mark.usefixtures("one_thread", "curves_at_once")
 

@@ -26,14 +26,14 @@ from engine_cases import (
     small_tanh,
 )
 from jocor_fast import num_keep
-from jocor_fast.data.digits import load_digits
-from jocor_fast.engine.errors import RunError
-from jocor_fast.engine.first_stage import estimate_from_network, first_stage_settings
+from jocor_fast.data.memory.digits import load_digits
+from jocor_fast.data.samples import ResidentInputs
 from jocor_fast.engine.optimizer import FusedAdam, PlainSGD
 from jocor_fast.engine.plan import plan_epoch
-from jocor_fast.engine.run import Run, TrainData, fit
-from jocor_fast.engine.samples import ResidentInputs
+from jocor_fast.errors import RunError
 from jocor_fast.methods import METHODS, Keep
+from jocor_fast.runs.first_stage import estimate_from_network, first_stage_settings
+from jocor_fast.runs.fit import Run, TrainData, fit
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from jocor_fast.models import GrayToRGB, build_model, cnn, mlp
+from jocor_fast.models.networks import GrayToRGB, build_model, cnn, mlp
 
 needs_torchvision = pytest.mark.skipif(
     importlib.util.find_spec("torchvision") is None, reason="torchvision is not installed"

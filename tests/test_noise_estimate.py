@@ -11,13 +11,13 @@ import pytest
 import torch
 
 import jocor_fast as jf
-from jocor_fast.cli import main
-from jocor_fast.config import ConfigError, resolve
-from jocor_fast.engine.cross_fit import CrossFit, cross_fit, default_epochs
+from jocor_fast.cli.program import main
+from jocor_fast.config.resolve import ConfigError, resolve
+from jocor_fast.config.task import build_task
+from jocor_fast.diagnosis.cross_fit import CrossFit, cross_fit, default_epochs
+from jocor_fast.diagnosis.noise_estimate import NoiseEstimate, counted, from_predictions, from_predictions_and_truth
 from jocor_fast.engine.plan import EpochPlan
 from jocor_fast.engine.trainer import Trainer
-from jocor_fast.noise_estimate import NoiseEstimate, counted, from_predictions, from_predictions_and_truth
-from jocor_fast.task import build_task
 
 pytestmark = pytest.mark.usefixtures("one_thread", "curves_at_once")
 
@@ -161,7 +161,7 @@ def test_the_command_writes_what_it_prints(tmp_path: Path, capsys: pytest.Captur
 def test_forget_rate_auto_trains_with_the_estimate_and_keeps_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("jocor_fast.noise_estimate.default_epochs", lambda *_: 12)
+    monkeypatch.setattr("jocor_fast.diagnosis.noise_estimate.default_epochs", lambda *_: 12)
     labels = tmp_path / "labels.npy"
     np.save(labels, build_task(resolve({"noise_rate": "0.4"})).given_labels)
     run = tmp_path / "run"
@@ -172,7 +172,7 @@ def test_forget_rate_auto_trains_with_the_estimate_and_keeps_it(
     assert config["settings"]["forget_rate"] == estimate["rate"] == pytest.approx(0.417, abs=0.06)
     assert config["sources"]["forget_rate"] == "flag"
     assert f"estimated {100 * estimate['rate']:.1f} ± {100 * estimate['uncertainty']:.1f} %" in capsys.readouterr().out
-    monkeypatch.setattr("jocor_fast.commands.train.estimate_noise", None)  # going on makes no estimate
+    monkeypatch.setattr("jocor_fast.cli.train.estimate_noise", None)  # going on makes no estimate
     assert main([*command, "--resume"]) == 0
     assert len((run / "metrics.jsonl").read_text().splitlines()) == 2
 

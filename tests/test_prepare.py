@@ -10,8 +10,8 @@ import pytest
 from PIL import Image
 
 from image_cases import damage, encoded, loaded, picture, write_clothing1m
-from jocor_fast.cli import main
-from jocor_fast.data import prepare
+from jocor_fast.cli.program import main
+from jocor_fast.data.images import prepare
 
 
 @pytest.mark.parametrize("in_annotations", [True, False])

@@ -14,9 +14,9 @@ import pytest
 import torch
 from torch import nn
 
-from jocor_fast.cli import main
-from jocor_fast.models import build_model, mlp
-from jocor_fast.pretrained import ACCEPTED, read_weights
+from jocor_fast.cli.program import main
+from jocor_fast.models.networks import build_model, mlp
+from jocor_fast.models.pretrained import ACCEPTED, read_weights
 
 
 def saved(path: Path, content: Any) -> str:

@@ -12,7 +12,7 @@ import pytest
 
 import jocor_fast as jf
 from engine_cases import blobs, small_tanh
-from jocor_fast.cli import main
+from jocor_fast.cli.program import main
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "benchmarks"))

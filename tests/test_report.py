@@ -17,13 +17,13 @@ from matplotlib.figure import Figure
 from matplotlib.image import imread
 from rich.console import Console
 
-from jocor_fast.engine.summary import best_epoch, mean_and_std
+from jocor_fast.files.names import read_json, read_metrics
+from jocor_fast.files.whole_file import write_text
 from jocor_fast.report.curves import draw_comparison, draw_curves, save_figure
 from jocor_fast.report.noise_matrix import draw_noise_matrices
 from jocor_fast.report.screen import TrainingProgress, counted, epoch_line, final_table, say, say_subjects
+from jocor_fast.report.summary import best_epoch, mean_and_std
 from jocor_fast.report.tables import TextTable, csv_text, percent, percent_with_std
-from jocor_fast.run_files import read_json, read_metrics
-from jocor_fast.whole_file import write_text
 
 BLUE, ORANGE = (0x1F / 255, 0x77 / 255, 0xB4 / 255), (0xFF / 255, 0x7F / 255, 0x0E / 255)  # matplotlib's C0 and C1
 

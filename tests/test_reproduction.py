@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from jocor_fast.engine.summary import last_mean
-from jocor_fast.experiments import EXPERIMENTS, Cell, Experiment, Noise
-from jocor_fast.paper_results import paper_result
-from jocor_fast.report.reproduction import (
+from jocor_fast.files.names import ERROR_PREFIX, LOG_NAME
+from jocor_fast.noise.kinds import Noise
+from jocor_fast.paper.experiments import EXPERIMENTS, Cell, Experiment
+from jocor_fast.paper.reproduction import (
     CSV_COLUMNS,
     CellResult,
     Figure,
@@ -23,8 +23,9 @@ from jocor_fast.report.reproduction import (
     results_table,
     seeds_at_hand,
 )
+from jocor_fast.paper.results import paper_result
+from jocor_fast.report.summary import last_mean
 from jocor_fast.report.tables import csv_text, duration
-from jocor_fast.run_files import ERROR_PREFIX, LOG_NAME
 from reproduction_cases import metrics_line, write_accuracies, write_run
 
 FIVE = (1, 2, 3, 4, 5)

@@ -12,8 +12,8 @@ from torch import nn
 
 from checkpoint_cases import KINDS, Killed, assert_same, contents, killed_after, killed_at, metrics_in, train, whole
 from engine_cases import blobs, parameters, same_bits, settings, small_mlp, small_tanh
-from jocor_fast.engine.errors import RunError
-from jocor_fast.engine.run import Run, fit
+from jocor_fast.errors import RunError
+from jocor_fast.runs.fit import Run, fit
 
 pytestmark = pytest.mark.usefixtures("one_thread", "curves_at_once")
 

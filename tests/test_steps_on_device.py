@@ -16,12 +16,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from engine_cases import CLASSES, settings, small_cnn, small_tanh
 from graph_stand_in import StandIn, name_of, tensors_in
-from jocor_fast.engine.captured_steps import CapturedSteps
+from jocor_fast.data.samples import ResidentInputs
 from jocor_fast.engine.epoch_log import EpochLog
+from jocor_fast.engine.graph import CapturedSteps
 from jocor_fast.engine.history import SampleHistory
 from jocor_fast.engine.loss_scale import LossScale
 from jocor_fast.engine.plan import plan_epoch
-from jocor_fast.engine.samples import ResidentInputs
 from jocor_fast.engine.step import TrainingStep
 from jocor_fast.methods import METHODS, FCorrection
 

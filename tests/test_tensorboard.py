@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from jocor_fast.cli import main
+from jocor_fast.cli.program import main
 
 pytestmark = pytest.mark.usefixtures("in_an_empty_folder")
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from jocor_fast import noise
-from jocor_fast.transition_estimate import anchor_percentile, estimate_transition
+from jocor_fast.noise.estimate import anchor_percentile, estimate_transition
 
 
 def predictions(transition: np.ndarray, samples: int, seed: int = 0) -> np.ndarray:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from children import python
-from jocor_fast.whole_file import write_bytes
+from jocor_fast.files.whole_file import write_bytes
 
 
 def test_of_two_that_write_one_file_at_the_same_moment_both_succeed(

@@ -26,15 +26,15 @@ from torch.nn.parallel import DistributedDataParallel
 import jocor_fast as jf
 from engine_cases import CLASSES, blobs, held_out, pair_of, parameters, settings, small_cnn, small_mlp, small_tanh
 from image_cases import damage, loaded, write_clothing1m
-from jocor_fast.data.bad_files import BadFiles
-from jocor_fast.data.image_source import ImageInputs
-from jocor_fast.data.preprocessing import Preprocessing
+from jocor_fast.data.images.bad_files import BadFiles
+from jocor_fast.data.images.preprocessing import Preprocessing
+from jocor_fast.data.images.source import ImageInputs
+from jocor_fast.data.samples import EvalData, TrainData
 from jocor_fast.engine.plan import plan_epoch
 from jocor_fast.engine.processes import FailedElsewhere, Processes, SharedRequest, joined_processes
-from jocor_fast.engine.run import EpochEvent, fit
-from jocor_fast.engine.samples import EvalData, TrainData
 from jocor_fast.engine.trainer import Trainer
 from jocor_fast.methods import METHODS, FCorrection
+from jocor_fast.runs.fit import EpochEvent, fit
 
 SAMPLES, BATCH = 150, 64  # two steps an epoch, and some left over
 CPU = torch.device("cpu")

@@ -1,1 +1,1 @@
-"""What is read, and how: data sets in memory and in files, and files of labels."""
+"""What is read: data sets in memory and of image files, torch Datasets, and files of labels."""

@@ -7,14 +7,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 from jocor_fast.data.arrays import user_path
-from jocor_fast.data.cifar import CIFAR_LAYOUTS, find_cifar, load_cifar
-from jocor_fast.data.clothing1m import CLOTHING1M, find_clothing1m, load_clothing1m
 from jocor_fast.data.dataset import DataError, Dataset
-from jocor_fast.data.digits import load_digits
-from jocor_fast.data.idx import IDX_SITES, find_idx_dataset, load_idx_dataset
-from jocor_fast.data.image_lists import load_csv, load_folder
-from jocor_fast.data.image_set import ImageDataset
-from jocor_fast.data.npz import load_npz_dataset
+from jocor_fast.data.images.clothing1m import CLOTHING1M, find_clothing1m, load_clothing1m
+from jocor_fast.data.images.image_set import ImageDataset
+from jocor_fast.data.images.lists import load_csv, load_folder
+from jocor_fast.data.memory.cifar import CIFAR_LAYOUTS, find_cifar, load_cifar
+from jocor_fast.data.memory.digits import load_digits
+from jocor_fast.data.memory.idx import IDX_SITES, find_idx_dataset, load_idx_dataset
+from jocor_fast.data.memory.npz import load_npz_dataset
 
 DATASETS = ("digits", *IDX_SITES, *CIFAR_LAYOUTS, CLOTHING1M)
 ROOT_VARIABLE = "JOCOR_FAST_DATA"

@@ -1,1 +1,1 @@
-"""The training run: settings, step, epoch loop, evaluation, checkpoints and files."""
+"""The training loop: settings, steps, epochs, evaluation, and several processes."""

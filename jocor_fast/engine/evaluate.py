@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from jocor_fast.data.samples import EvalData, InputSource
 from jocor_fast.engine.networks import NetworkGroup, evaluating
 from jocor_fast.engine.processes import ALONE, Processes
-from jocor_fast.engine.samples import EvalData, InputSource
 from jocor_fast.losses import num_keep, select_small_loss
 
 EVALUATION_BATCH = 512  # on MNIST 256 to 1000 take 60 ms, more or fewer up to a fifth longer

@@ -24,8 +24,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from jocor_fast.data.dataset import DataError
-from jocor_fast.engine.environment import resolve_device
-from jocor_fast.engine.errors import RunError
+from jocor_fast.errors import RunError
+from jocor_fast.machine import resolve_device
 
 T = TypeVar("T")
 

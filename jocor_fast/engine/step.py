@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from jocor_fast.data.samples import InputSource
 from jocor_fast.engine import augment
 from jocor_fast.engine.loss_scale import LossScale
 from jocor_fast.engine.networks import DistributedNetworks, NetworkGroup, SeparateNetworks
@@ -15,7 +16,6 @@ from jocor_fast.engine.optimizer import build_optimizer
 from jocor_fast.engine.paired_mlp import PairedMLP
 from jocor_fast.engine.plan import StepRates
 from jocor_fast.engine.processes import ALONE, Processes
-from jocor_fast.engine.samples import InputSource
 from jocor_fast.engine.selection_scope import loss_over_all
 from jocor_fast.engine.settings import TrainSettings
 from jocor_fast.methods import METHODS, Keep, StepLoss

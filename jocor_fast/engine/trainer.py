@@ -9,15 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from jocor_fast.data.samples import Batch, EvalData, InputSource, ResidentInputs, TrainData
 from jocor_fast.engine import augment
-from jocor_fast.engine.captured_steps import CapturedSteps
 from jocor_fast.engine.epoch_log import EpochLog, EpochNumbers, read_at_once, shares, summed
 from jocor_fast.engine.evaluate import Accuracy, EvaluationSet, count_correct
+from jocor_fast.engine.graph import CapturedSteps
 from jocor_fast.engine.history import SampleHistory
 from jocor_fast.engine.networks import check_single_rows, probe_classes, start_training
 from jocor_fast.engine.plan import DeviceRates, EpochPlan, whole_batch
 from jocor_fast.engine.processes import ALONE, Processes
-from jocor_fast.engine.samples import Batch, EvalData, InputSource, ResidentInputs, TrainData
 from jocor_fast.engine.settings import TrainSettings
 from jocor_fast.engine.step import TrainingStep
 
@@ -214,7 +214,7 @@ class Trainer:
         test, val = (Accuracy.of(summed(counted)) for counted in correct)
         bad_files = self.source.bad_files
         if bad_files is not None:
-            bad_files.share(self.processes)  # what was met in the evaluation too
+            bad_files.merge(self.processes.objects(bad_files.reasons))  # what was met in the evaluation too
         line = {
             "epoch": plan.epoch,
             "lr": plan.lr,
@@ -268,8 +268,9 @@ class Trainer:
         """
         if self.log is not None:
             self._share_steps(self.log)
-        if self.source.bad_files is not None:
-            self.source.bad_files.share(self.processes)
+        bad_files = self.source.bad_files
+        if bad_files is not None:
+            bad_files.merge(self.processes.objects(bad_files.reasons))
         own = self._own_state()
         return {
             "networks": [network.state_dict() for network in self.networks],

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..experiments import METHOD_TITLES, Noise
-from ..run_files import CONFIG, FIRST_STAGE, METRICS, read_json, read_metrics
+from jocor_fast.files.names import CONFIG, FIRST_STAGE, METRICS, read_json, read_metrics
+from jocor_fast.methods import METHODS
+from jocor_fast.noise.kinds import Noise
 
 # Runs that differ in these alone are repetitions, drawn as one line with its standard deviation.
 REPEATED = ("seed", "noise_seed", "device")
@@ -90,6 +91,6 @@ def _line_names(runs: Sequence[ComparedRun]) -> list[str]:
 
 def _text(name: str, value: Any) -> str:
     if name == "method":
-        return METHOD_TITLES.get(value, str(value))
+        return METHODS[value].title if value in METHODS else str(value)
     shown = f"{value:.4g}" if isinstance(value, float) and math.isfinite(value) else str(value)
     return shown if name == "recipe" else f"{SYMBOLS.get(name, name.replace('_', ' '))} {shown}"

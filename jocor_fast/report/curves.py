@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..engine.summary import mean_and_std
-from ..whole_file import write_bytes
+from jocor_fast.files.whole_file import write_bytes
+from jocor_fast.report.summary import mean_and_std
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..transition_estimate import pair_counts
-from .curves import as_drawn, new_figure, save_figure
+from jocor_fast.noise.estimate import pair_counts
+from jocor_fast.report.curves import as_drawn, new_figure, save_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

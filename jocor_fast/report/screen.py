@@ -13,8 +13,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from ..engine.summary import best_epoch
-from .tables import NOT_AVAILABLE, TextTable, percent
+from jocor_fast.report.summary import best_epoch
+from jocor_fast.report.tables import NOT_AVAILABLE, TextTable, percent
 
 REFRESH_SECONDS = 0.1  # a step can take a third of a millisecond: drawing each would cost more than the step
 NARROW, WIDE = 60, 80  # terminal widths under which the bar and most figures, or the loss, are left out

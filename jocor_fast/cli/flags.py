@@ -1,0 +1,67 @@
+"""Options as flags of a command, and values of flags that are no option of `train`."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from jocor_fast.config.options import OPTIONS, Option
+from jocor_fast.config.resolve import ConfigError
+from jocor_fast.engine.settings import device_name
+from jocor_fast.machine import resolve_device
+
+MOST_COUNT = 1_000_000_000  # more than anybody has a use for
+
+
+def declare(parser: argparse.ArgumentParser, options: Iterable[Option]) -> None:
+    """Declare options as flags, in their groups, and --config; what is not given is no attribute of the result."""
+    groups: dict[str, Any] = {}
+    for option in options:
+        if option.group not in groups:
+            groups[option.group] = parser.add_argument_group(option.group)
+        _add(groups[option.group], option, argparse.SUPPRESS)
+    list(groups.values())[-1].add_argument(
+        "--config", metavar="FILE.toml", help="read options from a file; flags override it"
+    )
+
+
+def declare_alone(parser: argparse._ActionsContainer, name: str) -> None:
+    """Declare one option of `train` for a command that has few of them; its default is that of `train`."""
+    _add(parser, OPTIONS[name], OPTIONS[name].default)
+
+
+def parse_count(flag: str, text: str | None, default: int, *, least: int = 1, most: int = MOST_COUNT) -> int:
+    """The whole number that a flag's text is; a ConfigError that says which are accepted where it is none of them."""
+    if text is None:
+        return default
+    try:
+        count = int(text)
+    except ValueError:  # no number, or one of more digits than Python reads
+        count = least - 1
+    if not least <= count <= most:
+        raise ConfigError(f"{flag} must be a whole number from {least} to {most:,}, got {text!r}")
+    return count
+
+
+def parse_device(text: str) -> torch.device:
+    """The device that --device names; a ConfigError where it is none, or is not there."""
+    try:
+        return resolve_device(device_name(text))
+    except ValueError as error:
+        raise ConfigError(f"--{error}") from error
+
+
+def _add(parser: argparse._ActionsContainer, option: Option, default: Any) -> None:
+    kind: dict[str, Any] = {"action": "store_true"} if option.kind == "switch" else {"metavar": option.metavar}
+    parser.add_argument(option.flag, dest=option.name, default=default, help=_help(option), **kind)
+
+
+def _help(option: Option) -> str:
+    text = f"{option.help}: {', '.join(option.choices)}" if option.kind == "choice" else option.help
+    shown = [option.why] if option.why else []
+    if option.default is not None and option.kind != "switch":
+        shown.insert(0, f"{option.default:g}" if option.kind == "number" else str(option.default))
+    return (f"{text} (default: {'; '.join(shown)})" if shown else text).replace("%", "%%")

@@ -1,0 +1,113 @@
+"""`jocor-fast info`: what a report of a fault has to say about the build, the machine and the data at hand."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import platform
+from collections.abc import Iterator
+from importlib import metadata
+
+import torch
+from rich.console import Console
+
+from jocor_fast._extension import build_info
+from jocor_fast.cli.flags import declare_alone
+from jocor_fast.data.catalogue import DATASETS, default_root, find_dataset
+from jocor_fast.data.dataset import DataError
+from jocor_fast.machine import resolve_device, usable_cores
+from jocor_fast.report.screen import counted, say
+
+SUMMARY = "build, devices, loaders, data sets, versions: for bug reports"
+USAGE = "[OPTIONS]"
+HOW_TO_GO_ON = "run it again"
+DESCRIPTION = """\
+Say what is installed and found: the build of the kernels, devices, loaders of
+images, data sets and where they lie, versions. Put it into a bug report."""
+
+# Distributions: those that the package needs, then those that it can make use of.
+NEEDED = ("numpy", "matplotlib", "rich", "scikit-learn", "scipy", "shtab")
+OPTIONAL = ("tensorboard", "lightning", "cleanlab")
+# What reads images from files: module, distributions that bring it.
+LOADERS = {
+    "nvidia.dali": ("nvidia-dali-cuda130", "nvidia-dali-cuda120"),
+    "PIL": ("pillow",),
+    "torchvision": ("torchvision",),
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    declare_alone(parser, "data_root")
+
+
+def run(arguments: argparse.Namespace, console: Console) -> int:
+    """Print it, a line a subject."""
+    for name, text in _lines(arguments.data_root):
+        say(console, f"{name:<11} {text}".rstrip())
+    return 0
+
+
+def _lines(data_root: str | None) -> Iterator[tuple[str, str]]:
+    build = build_info()
+    yield "jocor_fast", f"{build['version']}, compiled against torch {build['torch']} by {build['compiler']}"
+    yield "kernels", f"CPU: {_instruction_sets(build['cpu_instruction_sets'])}"
+    if build["cuda"] is None:
+        yield "", f"CUDA: none, {build['reason']}"
+    else:
+        yield "", f"CUDA: toolkit {build['cuda']}, for {', '.join(build['cuda_architectures'])}"
+    yield "python", f"{platform.python_version()} on {platform.platform()}"
+    yield "torch", f"{torch.__version__}, {_torch_cuda()}, {counted(torch.get_num_threads(), 'thread')}"
+    yield "devices", f"{usable_cores()} CPU cores"
+    for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
+        yield "", _gpu(index)
+    yield "", f"--device auto is {resolve_device('auto')}"
+    yield "loaders", "memory"
+    for module, distributions in LOADERS.items():
+        yield "", f"{module} {_importable(module, distributions)}"
+    yield "packages", ", ".join(f"{name} {_version(name) or 'is missing'}" for name in NEEDED)
+    yield "optional", ", ".join(f"{name} {_version(name) or '(not installed)'}" for name in OPTIONAL)
+    try:
+        root = str(data_root if data_root is not None else default_root())
+    except DataError as error:
+        yield "data root", f"none, {error}"
+        return
+    yield "data root", root
+    for name in DATASETS:
+        found = find_dataset(name, data_root)
+        where = "part of scikit-learn" if name == "digits" else "not found" if found is None else str(found)
+        yield "", f"{name}: {where}"
+
+
+def _instruction_sets(names: list[str]) -> str:
+    in_use, *others = names
+    return f"{in_use} in use" + (f", {', '.join(others)} compiled in" if others else "")
+
+
+def _torch_cuda() -> str:
+    return f"built for CUDA {torch.version.cuda}" if torch.version.cuda else "built for the CPU"
+
+
+def _gpu(index: int) -> str:
+    properties = torch.cuda.get_device_properties(index)
+    memory = properties.total_memory / 2**30
+    return f"cuda:{index} {properties.name}, {properties.major}.{properties.minor}, {memory:.0f} GiB"
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _importable(module: str, distributions: tuple[str, ...]) -> str:
+    """The version of a module that is there and works, or what is wrong with it."""
+    versions = [version for version in map(_version, distributions) if version is not None]
+    if not versions:
+        return "is not installed"
+    try:
+        importlib.import_module(module)
+    except Exception as error:  # built against another torch or CUDA it can fail in any way
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        return f"{versions[0]} cannot be imported: {reason}"
+    return versions[0]

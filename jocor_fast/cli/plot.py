@@ -1,0 +1,100 @@
+"""`jocor-fast plot RUN…`: runs side by side, and the label noise that they were trained with."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+
+from jocor_fast.cli.flags import declare_alone
+from jocor_fast.config.resolve import ConfigError
+from jocor_fast.config.stored_run import task_of_run
+from jocor_fast.data.arrays import user_path
+from jocor_fast.data.dataset import DataError
+from jocor_fast.errors import RunError
+from jocor_fast.files.names import COMPARISON, CONFIG, NOISE_MATRIX, read_json, read_summary
+from jocor_fast.report.comparison import ComparedRun, find_runs, grouped
+from jocor_fast.report.curves import draw_comparison
+from jocor_fast.report.noise_matrix import draw_noise_matrices, realised_matrix
+from jocor_fast.report.screen import counted, say, say_subjects
+
+SUMMARY = "runs side by side in one figure, and their noise matrix"
+USAGE = "RUN [RUN ...] [OPTIONS]"
+HOW_TO_GO_ON = "run it again"
+DESCRIPTION = """\
+Draw test accuracy and label precision of runs against epochs: a column a data
+set and noise, a line a setting that differs, runs that differ in their seeds
+alone as one line with its standard deviation. Where the truth is known, draw
+what each class was labelled as a heat map. RUN is the folder of a run, or one
+that holds several."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("runs", metavar="RUN", nargs="*", help="folder of a run, or of runs")
+    parser.add_argument("--output", metavar="DIR", default=".", help="folder for the figures (default: this one)")
+    declare_alone(parser, "data_root")
+
+
+def run(arguments: argparse.Namespace, console: Console) -> int:
+    """Draw the figures, or a ConfigError or RunError."""
+    if not arguments.runs:
+        raise ConfigError("plot takes the folders of runs, got none")
+    found = [run for folder in map(Path, arguments.runs) for run in _runs(folder)]
+    runs = list({run.folder.resolve(): run for run in found}.values())  # "runs runs/*" names each of them twice
+    output = user_path(arguments.output)
+    output.mkdir(parents=True, exist_ok=True)
+    draw_comparison(grouped(runs), output / COMPARISON)
+    say_subjects(console, {counted(len(runs), "run"): str(output / COMPARISON)})
+    matrices, classes = _noise_matrices(runs, arguments.data_root, console)
+    if matrices:
+        draw_noise_matrices(matrices, output / NOISE_MATRIX, classes)
+        say_subjects(console, {"noise": str(output / NOISE_MATRIX)})
+    return 0
+
+
+def _runs(folder: Path) -> list[ComparedRun]:
+    found = find_runs(folder)
+    if not found:
+        raise RunError(f"RUN: {folder} holds no run, nor does any folder in it (no metrics.jsonl)")
+    return found
+
+
+def _noise_matrices(
+    runs: Sequence[ComparedRun], data_root: str | None, console: Console
+) -> tuple[dict[str, np.ndarray], Sequence[str] | None]:
+    """The realised matrix of each data title, from its first run, with F-correction's estimates beside it.
+
+    Where there is none, a line says why. Class names only where all matrices are of one data set.
+    """
+    matrices: dict[str, np.ndarray] = {}
+    names: dict[str, Sequence[str]] = {}
+    for title, first in {run.data_title: run for run in reversed(runs)}.items():
+        try:
+            task = task_of_run(read_json(first.folder / CONFIG) or {}, data_root)
+        except (ConfigError, DataError) as error:
+            say(console, f"no noise matrix of {title}: {error}")
+            continue
+        if task is None or task.train.clean_labels is None:
+            say(console, f"no noise matrix of {title}: its true labels are unknown")
+            continue
+        clean, noisy = task.train.clean_labels.numpy(), task.train.labels.numpy()
+        if (clean == noisy).all():
+            say(console, f"no noise matrix of {title}: no label is wrong")
+            continue
+        names[first.settings["dataset"]] = task.dataset.class_names
+        matrices[title] = realised_matrix(clean, noisy, task.dataset.num_classes)
+    matrices.update(_estimates(runs, matrices))
+    return dict(sorted(matrices.items())), next(iter(names.values())) if len(names) == 1 else None
+
+
+def _estimates(runs: Sequence[ComparedRun], titles: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The matrices that F-correction estimated, one a data title, for those whose truth is drawn."""
+    found: dict[str, np.ndarray] = {}
+    for run in runs:
+        estimate = read_summary(run.folder).get("transition")
+        if estimate is not None and run.data_title in titles:
+            found.setdefault(f"{run.data_title}: F-correction's estimate", np.asarray(estimate, dtype=float))
+    return found

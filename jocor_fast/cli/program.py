@@ -1,0 +1,271 @@
+"""`jocor-fast`: what it takes, and how whatever happens becomes an exit code and at most one sentence.
+
+Exit codes: 0; 1 the run failed; 2 wrong use; 130 after Ctrl-C; 143 after SIGTERM.
+"""
+
+from __future__ import annotations
+
+import argparse
+import codecs
+import contextlib
+import difflib
+import io
+import os
+import re
+import shutil
+import sys
+import warnings
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NoReturn
+
+from rich.console import Console
+
+from jocor_fast import __version__
+from jocor_fast._command import answer_interrupts
+from jocor_fast.cli import audit, estimate_noise, info, plot, predict, prepare, reproduce, search_lambda, train
+from jocor_fast.config.resolve import ConfigError, closest_option
+from jocor_fast.data.dataset import DataError
+from jocor_fast.engine.processes import FailedElsewhere, launched_together, speaks
+from jocor_fast.errors import RunError
+from jocor_fast.report.screen import complain, listed, warn
+
+PROGRAM = "jocor-fast"
+COMMANDS: dict[str, ModuleType] = {
+    "train": train,
+    "reproduce": reproduce,
+    "search-lambda": search_lambda,
+    "estimate-noise": estimate_noise,
+    "audit": audit,
+    "predict": predict,
+    "prepare": prepare,
+    "plot": plot,
+    "info": info,
+}
+FAILED, WRONG_USE, INTERRUPTED, TERMINATED = 1, 2, 130, 143
+HELP_WIDTH = 100
+SHELLS = ("bash", "zsh", "tcsh")
+_COMMAND_LINES = "\n".join(f"  {name:<14} {module.SUMMARY}" for name, module in COMMANDS.items())
+DESCRIPTION = f"""\
+Train on data with wrong labels: two networks learn together (JoCoR), keep in
+every batch the samples whose labels they agree with, and leave the rest out.
+
+commands (each has its own --help)
+{_COMMAND_LINES}
+
+first steps
+  {PROGRAM} reproduce digits
+             half of the labels wrong: JoCoR beside plain training, in minutes
+  {PROGRAM} train --noise-rate 0.5
+             one such run
+  {PROGRAM} train --dataset npz:FILE --labels labels.csv --forget-rate 0.3
+             your own data and labels, of which some 30 % are wrong"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command line (default: the process's own) and return its exit code."""
+    answer_interrupts()
+    _write_any_character()
+    try:
+        parsed = _parsed(sys.argv[1:] if arguments is None else list(arguments))
+    except ConfigError as error:
+        return _fail(str(error), WRONG_USE)
+    except OSError as error:  # what --help and the like print cannot be written
+        _drop_output()
+        return _fail(error.strerror or str(error), FAILED)
+    command = COMMANDS[parsed.command]
+    if launched_together() > 1 and command is not train:
+        return _fail(f"{parsed.command} runs in one process: torchrun is for `{PROGRAM} train`", WRONG_USE)
+    try:
+        with _own_warnings_in_one_line():
+            code: int = command.run(parsed, _Console(highlight=False, markup=False))
+        return code
+    except ConfigError as error:
+        return _fail(str(error), WRONG_USE)
+    except FailedElsewhere:
+        return FAILED
+    except (DataError, RunError) as error:
+        return _fail(str(error), FAILED)
+    except SystemExit as stop:
+        if stop.code != TERMINATED:
+            raise
+        return _fail(f"stopped by SIGTERM; {command.HOW_TO_GO_ON}", TERMINATED)
+    except KeyboardInterrupt:
+        return _fail(f"interrupted; {command.HOW_TO_GO_ON}", INTERRUPTED)
+    except BrokenPipeError:
+        _drop_output()
+        return _fail(f"nobody reads the output any more, so the run was left; {command.HOW_TO_GO_ON}", FAILED)
+    except OSError as error:
+        try:
+            sys.stdout.flush()
+        except OSError:  # it is our own output that cannot be written
+            _drop_output()
+        where = f"{error.filename}: " if error.filename else ""
+        return _fail(f"{where}{error.strerror or error}", FAILED)
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser of all commands. Values stay text: they are checked in one place for flags and for files."""
+    parser = _Parser(
+        prog=PROGRAM,
+        usage=f"{PROGRAM} COMMAND [OPTIONS]",
+        description=DESCRIPTION,
+        formatter_class=_HelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"{PROGRAM} {__version__}")
+    parser.add_argument(
+        "--print-completion",
+        action=_PrintCompletion,
+        metavar="SHELL",
+        help=f"print what completes commands and options in {', '.join(SHELLS)}",
+    )
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", help=argparse.SUPPRESS)
+    for name, module in COMMANDS.items():
+        command = commands.add_parser(
+            name,
+            help=module.SUMMARY,
+            usage=f"{PROGRAM} {name} {module.USAGE}",
+            description=module.DESCRIPTION,
+            formatter_class=_HelpFormatter,
+            allow_abbrev=False,
+        )
+        command.register("type", None, _given)  # what values are read by, as none of them is of another type
+        module.add_arguments(command)
+    return parser
+
+
+class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
+    """Options in one column, what they mean in another, no wider than is good to read."""
+
+    def __init__(self, prog: str) -> None:
+        width = min(shutil.get_terminal_size().columns, HELP_WIDTH) - 2
+        super().__init__(prog, max_help_position=26, width=max(width, 40))
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong in one sentence, without the usage lines."""
+
+    def error(self, message: str) -> NoReturn:
+        choice = re.match(r"argument COMMAND: invalid choice: '(.*?)'", message)
+        if choice:
+            raise ConfigError(_unknown_command(choice[1]))
+        message = re.sub(r"^argument (\S+?)(?:/\S+)?: ", r"\1: ", message)
+        raise ConfigError(message.replace(": expected one argument", " needs a value"))
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        """Without argparse's silence about output that cannot be written."""
+        if message:
+            (file or sys.stderr).write(message)
+
+    def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
+        """What has been printed is written before Python itself would have to, which complains in its own words."""
+        sys.stdout.flush()
+        super().exit(status, message)
+
+
+def _given(text: str) -> str:
+    """The value of an option or argument. None may be empty, as of a shell's variable that is not set."""
+    if not text:
+        raise argparse.ArgumentTypeError("expected one argument, got ''")
+    return text
+
+
+class _PrintCompletion(argparse.Action):
+    """Prints the script that completes commands, options and their values in a shell, and ends."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *rest: Any) -> NoReturn:
+        shell = rest[1]
+        if shell not in SHELLS:
+            raise ConfigError(f"--print-completion must be one of {', '.join(SHELLS)}, got {shell!r}")
+        from jocor_fast.cli.completion import completion_script
+
+        print(completion_script(parser, shell))
+        parser.exit()
+
+
+class _Console(Console):
+    """A console that lets the command line deal with a closed pipe; rich would leave without a word."""
+
+    def on_broken_pipe(self) -> NoReturn:
+        raise BrokenPipeError
+
+
+@contextlib.contextmanager
+def _own_warnings_in_one_line() -> Iterator[None]:
+    """What the library warns of is a sentence like an error's; others' warnings look as ever."""
+    package = Path(__file__).parents[1]
+
+    def show(message: Warning | str, category: type[Warning], filename: str, lineno: int, *rest: Any) -> None:
+        if not speaks():
+            return
+        if package in Path(filename).parents:
+            warn(str(message))
+        else:
+            others(message, category, filename, lineno, *rest)
+
+    with warnings.catch_warnings():
+        others, warnings.showwarning = warnings.showwarning, show  # type: ignore[assignment]
+        yield
+
+
+def _parsed(arguments: list[str]) -> argparse.Namespace:
+    parsed, unknown = build_parser().parse_known_args(_with_negative_values(arguments))
+    if unknown:
+        raise ConfigError(_unknown_argument(unknown[0], parsed.command))
+    if parsed.command is None:
+        raise ConfigError(f"a command is needed: {listed(COMMANDS, 'or')}; {PROGRAM} --help says what they do")
+    return parsed
+
+
+def _with_negative_values(arguments: list[str]) -> list[str]:
+    """Join "--lr", "-1e-3" into one argument: argparse would take the second for an option."""
+    joined: list[str] = []
+    for argument in arguments:
+        if re.match(r"-[\d.]", argument) and joined and re.fullmatch(r"--[\w-]+", joined[-1]):
+            joined[-1] += f"={argument}"
+        else:
+            joined.append(argument)
+    return joined
+
+
+def _unknown_command(name: str) -> str:
+    meant = difflib.get_close_matches(name, COMMANDS, n=1)
+    return f"there is no command {name!r}; " + (
+        f"did you mean {meant[0]}?" if meant else f"try {listed(COMMANDS, 'or')}"
+    )
+
+
+def _unknown_argument(argument: str, command: str | None) -> str:
+    name = argument.split("=", 1)[0]
+    where = f"{PROGRAM} {command}" if command else PROGRAM
+    if not name.startswith("-"):
+        return f"{where} does not know what to do with {argument!r}"
+    meant = closest_option(name.lstrip("-")) if command == "train" else None
+    return f"{where} has no option {name}" + (f"; did you mean --{meant.replace('_', '-')}?" if meant else "")
+
+
+def _write_any_character() -> None:
+    """Escape what the output's encoding has no form for: τ in ASCII, the name of a file that is not UTF-8.
+
+    Where there is no output (`>&-`), what is written goes nowhere, and not into the file that is opened next.
+    """
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
+    if isinstance(sys.stdout, io.TextIOWrapper) and (
+        sys.stdout.errors == "strict" or codecs.lookup(sys.stdout.encoding).name != "utf-8"  # as for LC_ALL=C
+    ):
+        sys.stdout.reconfigure(errors="backslashreplace")
+
+
+def _drop_output() -> None:
+    """Let what nobody can read go nowhere: Python would complain of it once more when it flushes at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _fail(sentence: str, code: int) -> int:
+    if code == FAILED or speaks():  # of several processes each says what befell it, and the first what befell all
+        complain("error", sentence)
+    return code

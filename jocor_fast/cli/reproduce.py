@@ -1,0 +1,317 @@
+"""`jocor-fast reproduce NAME`: the runs of an experiment, then its table and its figure."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from jocor_fast.cli.flags import declare_alone, parse_count, parse_device
+from jocor_fast.config.resolve import Config, ConfigError, resolve
+from jocor_fast.data.arrays import user_path
+from jocor_fast.data.catalogue import load_dataset
+from jocor_fast.errors import RunError
+from jocor_fast.files.whole_file import write_text
+from jocor_fast.machine import usable_cores
+from jocor_fast.methods import METHODS, FCorrection
+from jocor_fast.noise.kinds import Noise
+from jocor_fast.paper.experiments import EXPERIMENTS, Cell, Experiment
+from jocor_fast.paper.plan import print_plan
+from jocor_fast.paper.queue_progress import QueueProgress
+from jocor_fast.paper.reproduction import (
+    CSV_COLUMNS,
+    CellResult,
+    Figure,
+    draw_results,
+    read_cell,
+    results_table,
+    seeds_at_hand,
+)
+from jocor_fast.paper.run_queue import QueuedRun, check_earlier_run, run_all
+from jocor_fast.report.screen import counted, listed, say, say_subjects
+from jocor_fast.report.tables import csv_text
+from jocor_fast.schedules import trained_epochs
+
+SUMMARY = "several methods and seeds side by side: a table and a figure"
+USAGE = "NAME [OPTIONS]"
+HOW_TO_GO_ON = "the same command goes on where this one stopped"
+REPORTS = ("best", "last")
+MOST_SEEDS = 1000  # two hundred times the paper's; every run is listed before the first one starts
+
+
+def _experiment_line(experiment: Experiment) -> str:
+    names = [METHODS[name].title for name in experiment.methods]
+    names += [f"λ = {co_lambda:g}" for co_lambda in experiment.co_lambdas]
+    size = f"{experiment.seeds} seeds each" + (
+        f", under {experiment.minutes:g} minutes on two cores" if experiment.minutes else ""
+    )
+    return f"  {experiment.name:<10} {experiment.title}:\n      {', '.join(names)}\n      {size}"
+
+
+_EXPERIMENT_LINES = "\n".join(map(_experiment_line, EXPERIMENTS.values()))
+DESCRIPTION = f"""\
+Run an experiment: methods side by side, each with several seeds, then a table
+and a figure, beside the paper's figures where it has them. Runs that are
+finished already are not repeated, so that the same command goes on where an
+earlier one stopped. --dry-run says what there is to do and how long it takes.
+
+experiments
+{_EXPERIMENT_LINES}"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare what `reproduce` takes; the values are checked in `run`."""
+    parser.add_argument("experiment", metavar="NAME", nargs="?", help=f"the experiment: {', '.join(EXPERIMENTS)}")
+    cells = parser.add_argument_group("which runs (default: those of the experiment)")
+    cells.add_argument("--methods", metavar="A,B", help="only these methods")
+    cells.add_argument("--noise", metavar="A,B", help="only under this noise, as symmetric-0.5,asymmetric-0.4")
+    cells.add_argument("--seeds", metavar="N", help="runs a method, with seeds and noise draws 1 … N")
+    cells.add_argument("--dataset", metavar="NAME", help="ablation: mnist or cifar10 (default: mnist)")
+    training = parser.add_argument_group("how they train (default: as the experiment and `train` say)")
+    training.add_argument("--epochs", metavar="N", help="epochs a run")
+    training.add_argument(
+        "--recipe", metavar="NAME", help="paper or published; published: one noise draw for all seeds"
+    )
+    training.add_argument("--val-fraction", metavar="F", help="share of the training data to hold out for validation")
+    training.add_argument("--val-labels", metavar="KIND", help="which labels to validate on, as `train` takes it")
+    machine = parser.add_argument_group("where")
+    declare_alone(machine, "device")
+    machine.add_argument(
+        "--jobs",
+        metavar="N",
+        help="runs at a time (default: as many as cores and memory have room for; on a GPU 4 of perceptrons, else 1)",
+    )
+    declare_alone(machine, "data_root")
+    machine.add_argument(
+        "--output", metavar="DIR", help="folder for runs, table and figure (default: runs/reproduce-DATASET)"
+    )
+    results = parser.add_argument_group("results")
+    results.add_argument(
+        "--report", metavar="WHICH", default="last",
+        help="a run's figure: last (the mean over its last epochs; default), or best (its epoch of the best validation "
+        "accuracy, which needs --val-fraction)",
+    )  # fmt: skip
+    results.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="print the plan, the commands and an estimate of the time, and run nothing",
+    )
+
+
+@dataclass(frozen=True)
+class Reproduction:
+    """What a command line asks for.
+
+    Attributes:
+        figure: what a run stands for in the table.
+        chosen: the cells to run; `cells`: all that the table shows.
+        seeds: the seeds to run.
+        output: the folder of the runs; `results`: that of the table and the figure.
+    """
+
+    experiment: Experiment
+    figure: Figure
+    chosen: list[Cell]
+    cells: list[Cell]
+    seeds: range
+    output: Path
+    results: Path
+
+    @staticmethod
+    def of(arguments: argparse.Namespace) -> Reproduction:
+        """Read the flags; what is wrong with one is a ConfigError that names it."""
+        experiment = _experiment(arguments.experiment, arguments.dataset)
+        overrides = _overrides(arguments)
+        chosen = experiment.cells(
+            _methods(arguments.methods, experiment), _noises(arguments.noise, experiment), **overrides
+        )
+        recipe = "-published" if arguments.recipe == "published" else ""
+        usual = f"runs/reproduce-{experiment.dataset}{recipe}"
+        output = user_path(usual if arguments.output is None else arguments.output)
+        return Reproduction(
+            experiment=experiment,
+            figure=Figure(_report_kind(arguments, experiment), experiment.averaged_epochs),
+            chosen=chosen,
+            cells=experiment.cells(**overrides),
+            seeds=range(1, parse_count("--seeds", arguments.seeds, experiment.seeds, most=MOST_SEEDS) + 1),
+            output=output,
+            results=output / experiment.folder,
+        )
+
+    def seeds_of(self, cell: Cell) -> list[int]:
+        """The seeds of a cell in the table: those to run, and whatever else is there already."""
+        asked = set(self.seeds) if cell in self.chosen else set[int]()
+        return sorted(asked.union(seeds_at_hand(self.output, cell))) or list(self.seeds)
+
+    def read(self, failed: Sequence[QueuedRun]) -> list[CellResult]:
+        """Every cell of the table, from the files of its runs."""
+        folders = {run.folder for run in failed}
+        return [read_cell(self.output, cell, self.seeds_of(cell), self.figure, folders) for cell in self.cells]
+
+    def write_table(self, results: Sequence[CellResult]) -> None:
+        """Write table.md and table.csv."""
+        self.results.mkdir(parents=True, exist_ok=True)
+        table = results_table(results, self.experiment.title, self.experiment.notes)
+        write_text(self.results / "table.md", table.markdown())
+        write_text(self.results / "table.csv", csv_text(CSV_COLUMNS, [result.csv_row() for result in results]))
+
+
+def run(arguments: argparse.Namespace, console: Console) -> int:
+    """Make the runs that are missing, then write and print the results; 1 if a run failed."""
+    asked = Reproduction.of(arguments)
+    experiment = asked.experiment
+    runs = [_queued(cell, seed, asked.output) for seed in asked.seeds for cell in asked.chosen]
+    for cell in asked.cells:
+        for seed in seeds_at_hand(asked.output, cell):
+            check_earlier_run(asked.output / cell.run_folder(seed), _config(cell, seed))
+    left = [run for run in runs if not run.is_finished]
+    jobs = parse_count("--jobs", arguments.jobs, _default_jobs(arguments.device, experiment))
+    _print_heading(asked, console)
+    if arguments.dry_run:
+        print_plan(
+            asked.chosen, asked.seeds, asked.output, runs, jobs=jobs, threads=experiment.threads, console=console
+        )
+        return 0
+    if left:
+        jobs = min(len(left), jobs)
+        say(console, f"{_plan(len(left), len(runs))}, {jobs} at a time, in {asked.output}")
+        # Once, before the first run: what is absent or unknown is said at once, and no two runs download the same.
+        load_dataset(experiment.dataset, arguments.data_root, announce=partial(say, console))
+
+        def rewrite_table() -> None:
+            asked.write_table(asked.read([run for run in left if run.error is not None]))
+
+        with QueueProgress(console, runs, rewrite_table) as progress:
+            run_all(left, jobs=jobs, threads=experiment.threads, on_change=progress.on_change, on_poll=progress.on_poll)
+    else:
+        say(console, f"all {len(runs)} runs are finished already")
+    failed = [run for run in left if run.error is not None]
+    _report(asked, asked.read(failed), console)
+    if failed:
+        raise RunError(f"{len(failed)} of {len(left)} runs failed, first {failed[0].name}: {failed[0].error}")
+    return 0
+
+
+def _experiment(name: str | None, dataset: str | None) -> Experiment:
+    if name is None or name not in EXPERIMENTS:
+        said = "got nothing" if name is None else f"got {name!r}"
+        raise ConfigError(f"reproduce takes the name of an experiment, one of {', '.join(EXPERIMENTS)}, {said}")
+    experiment = EXPERIMENTS[name]
+    accepted = (experiment.dataset, *experiment.other_datasets)
+    if dataset is not None and dataset not in accepted:
+        raise ConfigError(f"--dataset must be {' or '.join(accepted)} for {name}, got {dataset!r}")
+    return experiment.on(dataset or experiment.dataset)
+
+
+def _methods(text: str | None, experiment: Experiment) -> tuple[str, ...]:
+    if text is None:
+        return experiment.methods
+    chosen = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
+    for name in chosen:
+        if name not in experiment.methods:
+            raise ConfigError(f"--methods must name some of {', '.join(experiment.methods)}, got {name!r}")
+    return chosen
+
+
+def _noises(text: str | None, experiment: Experiment) -> tuple[Noise, ...]:
+    """The experiment's noises by name; "asymmetric" also finds the published variant."""
+    if text is None:
+        return experiment.noises
+    chosen = []
+    for name in dict.fromkeys(part.strip() for part in text.split(",")):
+        kind, _, rate = name.rpartition("-")
+        found = [noise for noise in experiment.noises if noise.name == name or _is_noise(noise, kind, rate)]
+        if not found:
+            names = ", ".join(noise.name for noise in experiment.noises)
+            raise ConfigError(f"--noise must name some of {names}, got {name!r}")
+        chosen += found
+    return tuple(dict.fromkeys(chosen))
+
+
+def _is_noise(noise: Noise, kind: str, rate: str) -> bool:
+    try:
+        same_rate = noise.rate is not None and math.isclose(float(rate), noise.rate)
+    except ValueError:
+        return False
+    return same_rate and kind in (noise.kind, noise.kind.removesuffix("-published"))
+
+
+def _report_kind(arguments: argparse.Namespace, experiment: Experiment) -> str:
+    kind: str = arguments.report
+    if kind not in REPORTS:
+        raise ConfigError(f"--report must be one of {', '.join(REPORTS)}, got {kind!r}")
+    held_out = "0" if arguments.val_fraction is None else arguments.val_fraction
+    if kind == "best" and not experiment.own_validation and resolve({"val_fraction": held_out})["val_fraction"] == 0:
+        raise ConfigError("--report best needs --val-fraction above 0: test labels choose nothing")
+    return kind
+
+
+def _overrides(arguments: argparse.Namespace) -> dict[str, Any]:
+    overrides: dict[str, Any] = {"device": arguments.device}
+    if arguments.epochs is not None:
+        overrides["epochs"] = parse_count("--epochs", arguments.epochs, 1)
+    for name in ("recipe", "val_fraction", "val_labels", "data_root"):
+        if getattr(arguments, name) is not None:
+            overrides[name] = getattr(arguments, name)
+    return overrides
+
+
+def _config(cell: Cell, seed: int) -> Config:
+    """The settings of a run, resolved as `train` does it, so that a wrong one is told before any run."""
+    return resolve({name: str(value) for name, value in cell.run_settings(seed).items()})
+
+
+def _queued(cell: Cell, seed: int, output: Path) -> QueuedRun:
+    config = _config(cell, seed)
+    stages = 2 if METHODS[cell.method] is FCorrection else 1
+    epochs = stages * trained_epochs(config["epochs"], config["recipe"])
+    name = f"{cell.title}, {cell.noise.title}, seed {seed}"
+    run = QueuedRun(name, output / cell.run_folder(seed), cell.run_settings(seed), epochs)
+    run.epochs_done = epochs if run.is_finished else run.epochs_on_disk()
+    return run
+
+
+def _plan(left: int, planned: int) -> str:
+    """ "4 runs (2 of 6 are finished already)"."""
+    done = planned - left
+    finished = f" ({done} of {planned} {'is' if done == 1 else 'are'} finished already)" if done else ""
+    return counted(left, "run") + finished
+
+
+def _default_jobs(device: str, experiment: Experiment) -> int:
+    """As many runs as the CPU has cores and memory for; on a GPU those that share one, with a core each."""
+    cores = usable_cores()
+    if parse_device(device).type == "cuda":
+        return min(cores, experiment.gpu_runs)
+    gigabytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
+    return max(1, min(cores // experiment.threads, int(gigabytes / experiment.gigabytes)))
+
+
+def _print_heading(asked: Reproduction, console: Console) -> None:
+    together = listed(dict.fromkeys(cell.title for cell in asked.chosen), "and")
+    seeds = f"seeds 1 to {len(asked.seeds)}" if len(asked.seeds) > 1 else "seed 1"
+    say(console, f"{asked.experiment.title}: {together}, {seeds}")
+    for note in asked.experiment.notes:
+        say(console, note)
+
+
+def _report(asked: Reproduction, results: Sequence[CellResult], console: Console) -> None:
+    asked.write_table(results)
+    draw_results(results, asked.results / "curves.png", asked.experiment.title)
+    console.print(results_table(results, asked.experiment.title, brief=True).rich())
+    if asked.experiment.name == "digits":
+        means = {result.cell.method: result.csv_row()["mean"] for result in results}
+        standard, jocor = means.get("standard"), means.get("jocor")
+        if standard is not None and jocor is not None:
+            points = 100 * (jocor - standard)
+            side = "above" if points >= 0 else "below"
+            say(console, f"JoCoR is {abs(points):.1f} points {side} Standard.")
+    places = {"curves": asked.results / "curves.png", "table": asked.results / "table.md, table.csv"}
+    say_subjects(console, {what: str(place) for what, place in {**places, "runs": asked.output}.items()}, width=7)

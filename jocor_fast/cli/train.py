@@ -1,0 +1,232 @@
+"""`jocor-fast train`: one run, from its options to its files."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import shlex
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+
+from jocor_fast._extension import build_info
+from jocor_fast.cli.flags import declare
+from jocor_fast.cli.train_heading import print_heading, warnings_of
+from jocor_fast.config.options import AUTO, OPTIONS, TRAINING_FIELDS, UNFLAGGED_DEFAULTS
+from jocor_fast.config.predictor import describe_input
+from jocor_fast.config.resolve import Config, ConfigError, resolve
+from jocor_fast.config.stored_run import FOLDER, PATHS, is_relative, names_the_same
+from jocor_fast.config.task import Task, build_task
+from jocor_fast.diagnosis.noise_estimate import NoiseEstimate, estimate_noise
+from jocor_fast.engine.plan import whole_batch
+from jocor_fast.engine.processes import FailedElsewhere, Processes, joined_processes
+from jocor_fast.engine.settings import TrainSettings
+from jocor_fast.errors import RunError
+from jocor_fast.files.names import CONFIG, read_json
+from jocor_fast.machine import resolve_device
+from jocor_fast.report.screen import TrainingProgress, estimate_progress, final_table, say, say_subjects, warn
+from jocor_fast.report.tensorboard import MissingTensorBoard, TensorBoardLog
+from jocor_fast.runs.fit import EpochEvent, Run, fit
+from jocor_fast.runs.folder import check_free, check_place
+from jocor_fast.schedules import trained_epochs
+
+SUMMARY = "train on a data set, with noise added or labels from a file"
+USAGE = "[OPTIONS]"
+HOW_TO_GO_ON = "resume with --resume"
+DESCRIPTION = """\
+Train on a data set whose training labels are wrong in part: noise is added to
+known labels, or the labels come from a file. Options may also stand in a TOML
+file (--config), their dashes as underscores:
+    dataset = "mnist"
+    noise = "symmetric"
+    noise_rate = 0.5
+Several processes train together under torchrun, which starts them:
+    torchrun --nproc-per-node 2 -m jocor_fast train ..."""
+
+# The others are kept in config.json and compared on --resume. Not part of what a run is: where files lie, which there
+# are, when it pauses, and whether bad ones end it.
+NOT_RECORDED = ("data_root", "output", "resume", "stop_after", "checkpoint_every", "tensorboard", "strict")
+RECORDED = tuple(name for name in (*OPTIONS, *UNFLAGGED_DEFAULTS) if name not in NOT_RECORDED)
+HIGHEST_FORGET_RATE = 0.95  # of an estimate: some of each batch must be left to learn from
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare every option as a flag."""
+    declare(parser, OPTIONS.values())
+
+
+def run(arguments: argparse.Namespace, console: Console) -> int:
+    """Train as the options say; 0, or a ConfigError, DataError or RunError."""
+    flags = {name: value for name, value in vars(arguments).items() if name in OPTIONS}
+    config = resolve(flags, arguments.config)
+    with contextlib.ExitStack() as stack:
+        with config.relabelling():
+            processes = stack.enter_context(joined_processes(config["device"]))
+        try:
+            return _run(config, processes, console)
+        except RuntimeError as error:
+            if not processes.lost(error):
+                raise
+            raise RunError(processes.loss_in_words(error)) from error
+
+
+def _run(config: Config, processes: Processes, console: Console) -> int:
+    """This process's part of the run; the first one speaks for all."""
+    if not processes.first:
+        console.quiet = True
+    processes.from_first(lambda: _check_output(config))  # before data are read, let alone τ estimated
+    task = processes.one_a_machine_first(partial(build_task, config, announce=partial(say, console)))
+    folder = _keep_names(config, processes)
+    estimate = _estimated_forget_rate(config, task, processes, console)
+    settings = config.train_settings()
+    with config.relabelling():
+        batch = whole_batch(settings, len(task.train.labels), processes)
+    print_heading(config, task, _device(config), processes, batch, console)
+    if processes.first:
+        for warning in warnings_of(config, task, processes, batch):
+            warn(warning)
+    progress = TrainingProgress(console, trained_epochs(settings.epochs, settings.recipe), batch)
+    with progress, _tensorboard(config, processes) as board:
+        result = _fit(config, settings, task, processes, progress, board, _recorded(config, task, folder, estimate))
+    if result.summary["status"] == "interrupted":
+        say(console, f"left off after epoch {len(result.metrics)}, --resume goes on")
+    elif not progress.epochs_shown:
+        say(console, "this run is finished already, nothing was changed")
+    if result.metrics:
+        _print_result(result, Path(config["output"]), console)
+    fault = result.summary.get("diverged")
+    if fault is not None:
+        place = f"epoch {fault['epoch']}" + (f", batch {fault['batch']}" if fault["batch"] is not None else "")
+        sentence = f"the run diverged in {place}: {fault['reason']}; its files are kept in {config['output']}"
+        raise RunError(sentence) if processes.first else FailedElsewhere(sentence)
+    return 0
+
+
+def _check_output(config: Config) -> None:
+    """RunError where the folder holds a run that this one is not to go on with, or cannot be written into."""
+    if not config["resume"]:
+        with config.relabelling():
+            check_free(Path(config["output"]))
+            check_place(Path(config["output"]))
+
+
+def _device(config: Config) -> torch.device:
+    """Where the run will compute; a ConfigError where it cannot."""
+    with config.relabelling():
+        device = resolve_device(config["device"])
+    why_not = build_info()["reason"]
+    if device.type == "cuda" and why_not is not None:
+        raise ConfigError(f"{config.label('device')} {device}: this build of jocor_fast has no CUDA kernels, {why_not}")
+    return device
+
+
+def _tensorboard(config: Config, processes: Processes) -> contextlib.AbstractContextManager[TensorBoardLog | None]:
+    """What writes for TensorBoard, where that is asked for; a ConfigError where its package is missing."""
+    if not config["tensorboard"]:
+        return contextlib.nullcontext()
+    boards: list[TensorBoardLog] = []
+    try:
+        processes.from_first(lambda: boards.append(TensorBoardLog(Path(config["output"]))))
+    except MissingTensorBoard as error:
+        raise ConfigError(f"{config.label('tensorboard')} {error}") from error
+    return boards[0] if boards else contextlib.nullcontext()
+
+
+def _estimated_forget_rate(config: Config, task: Task, processes: Processes, console: Console) -> dict[str, Any] | None:
+    """Decide --forget-rate auto: by the estimate in the folder of a run that goes on, else by one made now."""
+    if config["forget_rate"] != AUTO:
+        return None
+
+    def stored_or_estimated() -> Any:
+        known = read_json(Path(config["output"]) / CONFIG) if config["resume"] else None
+        if known is not None and known.get("noise_estimate") is not None:
+            return known["noise_estimate"]
+        with estimate_progress(console) as on_epoch:
+            return estimate_noise(config, task, on_epoch=on_epoch).as_dict()
+
+    stored = processes.from_first(stored_or_estimated)
+    text = f"estimated {NoiseEstimate.of_dict(stored)}"
+    config.decide("forget_rate", min(stored["rate"], HIGHEST_FORGET_RATE), config.sources["forget_rate"], text)
+    return dict(stored)
+
+
+def _fit(
+    config: Config,
+    settings: TrainSettings,
+    task: Task,
+    processes: Processes,
+    progress: TrainingProgress,
+    board: TensorBoardLog | None,
+    recorded: dict[str, Any],
+) -> Run:
+    """The engine's run; its complaints name the flag or key that is to blame."""
+
+    def on_epoch(event: EpochEvent) -> None:
+        progress.on_epoch(event.metrics)
+        if board is not None and not event.first_stage:
+            board.on_epoch(event.metrics)
+
+    with config.relabelling():
+        return fit(
+            settings,
+            task.build_network,
+            task.train,
+            test=task.test,
+            val=task.val,
+            output=config["output"],
+            resume=config["resume"],
+            stop_after=config["stop_after"],
+            checkpoint_every=config["checkpoint_every"],
+            processes=processes,
+            extra_config=recorded,
+            extra_checkpoint={"input": describe_input(task, config["model"], config["normalisation"])},
+            extra_summary={
+                "nominal_noise_rate": task.nominal_noise_rate,
+                "realised_noise_rate": task.realised_noise_rate,
+            },
+            on_epoch=on_epoch,
+            on_step=progress.on_step if progress.wants_steps else None,
+            on_stage=progress.on_stage,
+            on_wait=progress.on_wait if progress.wants_steps else None,
+        )
+
+
+def _keep_names(config: Config, processes: Processes) -> str | None:
+    """The folder that relative paths in the settings are from, None where there are none.
+
+    A run that goes on in another folder keeps the names by which it was given its files, if these are the same.
+    """
+    stored = processes.from_first(lambda: read_json(Path(config["output"]) / CONFIG) if config["resume"] else None)
+    if stored is not None:
+        then, folder = stored.get("settings", {}), stored.get(FOLDER)
+        if all(names_the_same(name, then.get(name), folder, config[name]) for name in PATHS):
+            config.values.update({name: then.get(name) for name in PATHS})
+            return folder
+    return os.getcwd() if any(is_relative(name, config[name]) for name in PATHS) else None
+
+
+def _recorded(config: Config, task: Task, folder: str | None, estimate: dict[str, Any] | None) -> dict[str, Any]:
+    """What goes into config.json beside the engine's settings; the sources cover both."""
+    recorded: dict[str, Any] = {
+        "settings": {name: config[name] for name in RECORDED if name not in TRAINING_FIELDS},
+        "sources": {name: config.sources[name] for name in RECORDED},
+    }
+    if task.dataset.label_table is not None:
+        recorded["label_table"] = list(task.dataset.label_table)
+    recorded |= {} if folder is None else {FOLDER: folder}
+    return recorded | ({} if estimate is None else {"noise_estimate": estimate})
+
+
+def _print_result(result: Run, output: Path, console: Console) -> None:
+    last = result.metrics[-1]
+    if any(last[name] is not None for name in ("test_accuracy", "label_precision", "val_accuracy")):
+        console.print(final_table(result.metrics, result.summary).rich())
+    else:
+        nothing = "no accuracy, without test data and true labels (--val-fraction 0.1 would hold labels out)"
+        say_subjects(console, {"measured": nothing, "next": f"jocor-fast audit {shlex.quote(str(output))}"})
+    files = {"curves": "curves.png", "epochs": "metrics.jsonl", "summary": "summary.json"}
+    say_subjects(console, {what: str(output / name) for what, name in files.items()})

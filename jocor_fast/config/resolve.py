@@ -1,0 +1,300 @@
+"""How flags, a TOML file, the recipe and presets become the settings of a run, each with its source.
+
+A value comes from the first of: its flag, the configuration file, the recipe, the data set's preset, the default.
+Values are checked where they are used: training settings by `engine.settings.TrainSettings`, the others by
+`data` and `noise`; their messages are then made to name the flag or key (`Config.relabelled`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import os
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from jocor_fast.config.options import AUTO, OPTIONS, TRAINING_FIELDS, UNFLAGGED_DEFAULTS, Option
+from jocor_fast.config.presets import PRESETS, PUBLISHED_CO_LAMBDA, preset_co_lambda
+from jocor_fast.data.arrays import user_path
+from jocor_fast.data.catalogue import CSV_PREFIX, FOLDER_PREFIX, NPZ_PREFIX, holds_files
+from jocor_fast.data.dataset import DataError
+from jocor_fast.data.images.clothing1m import CLOTHING1M
+from jocor_fast.engine.settings import TrainSettings
+from jocor_fast.errors import RunError
+from jocor_fast.files.names import number_in_name
+from jocor_fast.machine import resolve_device
+from jocor_fast.schedules import default_decay_start
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+Source = Literal["flag", "config", "recipe", "preset", "default"]
+NOISE_OPTIONS = ("noise", "noise_rate", "noise_seed", "noise_matrix")
+FILE_OPTIONS = ("image_size", "normalisation", "loader", "strict")
+
+
+class ConfigError(ValueError):
+    """A flag or a configuration file is wrong (exit code 2). The message is one sentence that names the option."""
+
+
+@dataclass
+class Config:
+    """Settings with their sources, and the reason of each value that was not given.
+
+    Attributes:
+        values: one entry for every option and training setting; None is what does not apply, or is decided later from
+            the data (model, forget_rate).
+        sources: where each value comes from.
+        reasons: why a value that was not given is what it is, where there is more to say than "it is the default".
+        file: the configuration file, for messages.
+    """
+
+    values: dict[str, Any] = field(default_factory=dict)
+    sources: dict[str, Source] = field(default_factory=dict)
+    reasons: dict[str, str] = field(default_factory=dict)
+    file: str | None = None
+
+    def __getitem__(self, name: str) -> Any:
+        return self.values[name]
+
+    def copy(self) -> Config:
+        """The same settings, to be changed on their own."""
+        return Config(dict(self.values), dict(self.sources), dict(self.reasons), self.file)
+
+    def given(self, name: str) -> bool:
+        """Whether the user said it, by flag or in the file."""
+        return self.sources[name] in ("flag", "config")
+
+    def decide(self, name: str, value: Any, source: Source = "default", reason: str = "") -> None:
+        """Set a value, its source and its reason."""
+        self.values[name], self.sources[name] = value, source
+        if reason:
+            self.reasons[name] = reason
+
+    def label(self, name: str) -> str:
+        """How a message names a setting: by its flag, or by its key and file."""
+        return f"{name} in {self.file}" if self.sources[name] == "config" else OPTIONS[name].flag
+
+    def origin(self, name: str) -> str:
+        """Where a value is from, for the screen: "flag", "preset: the authors' value for mnist"."""
+        reason = self.reasons.get(name)
+        return f"{self.sources[name]}: {reason}" if reason else self.sources[name]
+
+    def train_settings(self) -> TrainSettings:
+        """The engine's settings; what it refuses becomes a ConfigError that names the flag or key."""
+        chosen = {name: self.values[name] for name in TRAINING_FIELDS}
+        if chosen["forget_rate"] in (None, AUTO):  # not decided yet: the others can be checked all the same
+            chosen["forget_rate"] = 0.0
+        try:
+            return TrainSettings(**chosen)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(self.relabelled(str(error))) from error
+
+    def blamed(self, message: str) -> str | None:
+        """The option that a message of the library is about: "lr must …", "output: …", "rate (--noise-rate) must …"."""
+        match = re.match(r"\w+ \(--([\w-]+)\) |(\w+)(?:: | must )", message)
+        name = (match[1] or match[2]).replace("-", "_") if match else None
+        return name if name in OPTIONS else None
+
+    def relabelled(self, message: str) -> str:
+        """The message with the flag or key in the place of the library's name for it."""
+        name = self.blamed(message)
+        if name is None:
+            return message
+        return re.sub(r"^\w+( \(--[\w-]+\))?", lambda _: self.label(name), message)
+
+    @contextlib.contextmanager
+    def relabelling(self) -> Iterator[None]:
+        """What the engine complains of within names the flag or key; a wrong value (ValueError) is a ConfigError.
+
+        Memory that runs out is a RunError that says what needs less.
+        """
+        try:
+            yield
+        except DataError:  # of files, not of a value
+            raise
+        except RunError as error:
+            raise type(error)(self.relabelled(str(error))) from error
+        except ValueError as error:
+            raise ConfigError(self.relabelled(str(error))) from error
+        except (MemoryError, RuntimeError) as error:
+            if not _is_out_of_memory(error):
+                raise
+            smaller = "--batch-size or --image-size" if self["image_size"] is not None else "--batch-size"
+            device = resolve_device(self["device"])
+            raise RunError(f"out of memory on {device}: a smaller {smaller} needs less") from error
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    on_the_cpu = "can't allocate memory" in str(error)  # which has no class of its own
+    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or on_the_cpu
+
+
+def resolve(flags: Mapping[str, str | bool], file: str | None = None) -> Config:
+    """Settings from flags (option name → text, or True for a switch) and a TOML file, the rest filled in.
+
+    Raises:
+        ConfigError: an option is unknown, of the wrong type, out of range, or contradicts another one.
+    """
+    from_file = read_config_file(file) if file is not None else {}
+    config = Config(file=file)
+    for name, option in OPTIONS.items():
+        if name in flags:
+            config.decide(name, _flag_value(option, flags[name]), "flag")
+        elif name in from_file:
+            config.decide(name, from_file[name], "config")
+        else:
+            config.decide(name, option.default)
+    for name, default in UNFLAGGED_DEFAULTS.items():
+        config.decide(name, default)
+    _check_conflicts(config)
+    _decide_noise(config)
+    if not 0 <= config["val_fraction"] < 1:  # NaN fails both comparisons
+        raise ConfigError(f"{config.label('val_fraction')} must lie in [0, 1), got {config['val_fraction']:g}")
+    _decide_training(config)
+    config.train_settings()
+    if config["output"] is None:
+        config.decide("output", str(Path("runs") / default_run_name(config)))
+    config.values["output"] = str(user_path(config["output"]))  # in a file, and after "=", no shell knows what ~ is
+    return config
+
+
+def read_config_file(file: str) -> dict[str, Any]:
+    """The options in a TOML file, their names and types checked.
+
+    Raises:
+        ConfigError: the file cannot be read, is no TOML, or holds an unknown key or a value of the wrong type.
+    """
+    try:
+        content = tomllib.loads(user_path(file).read_text(encoding="utf-8-sig"))  # as Windows' editors save it too
+    except OSError as error:
+        raise ConfigError(f"--config {file} cannot be read: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"--config {file} must be a text file in UTF-8") from error
+    except ValueError as error:  # TOMLDecodeError, or Python's of a number with too many digits
+        raise ConfigError(f"--config {file} is not valid TOML: {error}") from error
+    unknown = [name for name in content if name not in OPTIONS]
+    if unknown:
+        keys = "an unknown key" if len(unknown) == 1 else "unknown keys"
+        raise ConfigError(f"--config {file} has {keys}: {', '.join(map(_with_suggestion, unknown))}")
+    try:
+        return {name: OPTIONS[name].check(value) for name, value in content.items()}
+    except ValueError as error:
+        name, _, rest = str(error).partition(" ")
+        raise ConfigError(f"{name} in {file} {rest}") from None
+
+
+def closest_option(name: str) -> str | None:
+    """The option that a misspelt flag or key probably means, by its name with underscores."""
+    return next(iter(difflib.get_close_matches(name.replace("-", "_"), OPTIONS, n=1)), None)
+
+
+def _with_suggestion(name: str) -> str:
+    meant = closest_option(name)
+    return f"{name} (did you mean {meant}?)" if meant else name
+
+
+def _flag_value(option: Option, text: str | bool) -> Any:
+    try:
+        return option.check(text) if isinstance(text, bool) else option.parse(text)
+    except ValueError:
+        raise ConfigError(f"{option.flag} must be {option.expected}, got {text!r}") from None
+
+
+def _check_conflicts(config: Config) -> None:
+    def exclude(first: str, second: str, why: str) -> None:
+        if config.given(first) and config.given(second):
+            raise ConfigError(f"{config.label(first)} and {config.label(second)} exclude each other: {why}")
+
+    for name in NOISE_OPTIONS:
+        exclude("labels", name, "labels from a file are noisy as they are")
+        if config["dataset"] == CLOTHING1M and config.given(name):
+            raise ConfigError(f"{config.label(name)} adds noise, and the labels of {CLOTHING1M} are noisy as they are")
+    exclude("noise_matrix", "noise", "the matrix is the noise")
+    exclude("noise_matrix", "noise_rate", "the matrix holds the rates")
+    for name, needed in (("clean_labels", "labels"), ("val_labels", "val_fraction")):
+        if config.given(name) and not config.given(needed):
+            raise ConfigError(f"{config.label(name)} needs {OPTIONS[needed].flag}")
+    for name in FILE_OPTIONS:
+        if config.given(name) and not holds_files(config["dataset"]):
+            raise ConfigError(f"{config.label(name)} is for image files, and {config['dataset']} lies in memory")
+
+
+def _decide_noise(config: Config) -> None:
+    """Where labels or a matrix come from a file, kind and rate do not apply and are None.
+
+    Nor do they where the user's own images are labelled by folder or list, and no noise is asked for: their labels are
+    not claimed to be clean. (Which draw to take asks for none.)
+    """
+    asked = any(config.given(name) for name in NOISE_OPTIONS if name != "noise_seed")
+    if config["labels"] is not None or (holds_files(config["dataset"]) and not asked):
+        for name in NOISE_OPTIONS:
+            if not config.given(name):
+                config.decide(name, None)
+        return
+    if config["noise_matrix"] is not None:
+        return
+    if not config.given("noise"):
+        config.decide("noise", "symmetric" if config.given("noise_rate") else "clean")
+    if config["noise"] != "clean":
+        if not config.given("noise_rate"):
+            kind = f"{config.label('noise')} {config['noise']}"
+            raise ConfigError(f"{kind} needs --noise-rate, the share of labels to flip")
+    elif not config.given("noise_rate"):
+        config.decide("noise_rate", 0.0)
+
+
+def _decide_training(config: Config) -> None:
+    """The recipe before the data set's preset before the default, for what was not given."""
+    dataset, recipe = config["dataset"], config["recipe"]
+    if not config.given("co_lambda"):
+        named = preset_co_lambda(dataset, config["noise"], config["noise_rate"])
+        if recipe == "published":
+            config.decide("co_lambda", PUBLISHED_CO_LAMBDA, "recipe", "the published code's default")
+        elif named is not None:
+            config.decide("co_lambda", named, "preset", f"the authors' value for {dataset}")
+    if dataset in PRESETS:
+        for name, value in PRESETS[dataset].settings.items():
+            if not config.given(name):
+                config.decide(name, value, "preset", PRESETS[dataset].reasons[name])
+        for name, reason in PRESETS[dataset].reasons.items():
+            if config.sources[name] == "default":
+                config.reasons.setdefault(name, reason)
+    if not holds_files(dataset):
+        for name in FILE_OPTIONS:
+            config.decide(name, None)
+    elif not config.given("normalisation"):
+        config.reasons["normalisation"] = OPTIONS["normalisation"].why
+    if not config.given("decay_start") and config["epochs"] >= 1:
+        decay_start = default_decay_start(config["epochs"], recipe=recipe, dataset=dataset)
+        if decay_start == default_decay_start(config["epochs"]):
+            config.decide("decay_start", decay_start)
+        else:
+            config.decide("decay_start", decay_start, "recipe", f"where the published code starts on {dataset}")
+
+
+def default_run_name(config: Config) -> str:
+    """The folder of a run that was given none: what tells runs apart, as "digits-jocor-symmetric-0.5-seed0"."""
+    dataset = config["dataset"]
+    for prefix in (NPZ_PREFIX, CSV_PREFIX):
+        if dataset.startswith(prefix):
+            dataset = Path(dataset.removeprefix(prefix)).stem
+    if dataset.startswith(FOLDER_PREFIX):  # which may be the current one, and have dots in its name
+        dataset = Path(os.path.abspath(user_path(dataset.removeprefix(FOLDER_PREFIX)))).name
+    if config["labels"] is not None:
+        noise = Path(config["labels"]).name.replace(":", "-")
+    elif config["noise_matrix"] is not None:
+        noise = Path(config["noise_matrix"]).stem
+    elif config["noise"] is None:
+        noise = "as-labelled"
+    else:
+        noise = config["noise"] + (f"-{number_in_name(config['noise_rate'])}" if config["noise_rate"] else "")
+    return f"{dataset}-{config['method']}-{noise}-seed{config['seed']}"

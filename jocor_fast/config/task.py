@@ -1,0 +1,260 @@
+"""What a run learns and is measured on: a data set, its noisy labels, the validation split, and the rate to forget.
+
+The order is fixed: noise is drawn (or labels are read) for the whole training set, in its own order; only then is a
+part held out. So a split changes no label.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+
+from jocor_fast.config.options import AUTO
+from jocor_fast.config.resolve import Config, ConfigError
+from jocor_fast.data.catalogue import load_dataset
+from jocor_fast.data.dataset import DataError, Dataset
+from jocor_fast.data.images.bad_files import BadFiles
+from jocor_fast.data.images.image_set import ImageDataset, ImageList
+from jocor_fast.data.images.preprocessing import Preprocessing
+from jocor_fast.data.images.source import ImageInputs, choose_loader
+from jocor_fast.data.labels import read_labels
+from jocor_fast.data.samples import InputFiles, take
+from jocor_fast.files.names import CHECKPOINT, PREVIOUS_CHECKPOINT
+from jocor_fast.machine import resolve_device
+from jocor_fast.methods import uses_forget_rate
+from jocor_fast.models.networks import build_model
+from jocor_fast.models.pretrained import Weights, read_weights
+from jocor_fast.noise.matrices import corrupt, expected_rate, read_transition, realised_rate, transition_matrix
+from jocor_fast.runs.fit import EvalData, TrainData
+
+
+@dataclass(frozen=True)
+class Task:
+    """Everything that the engine needs beside the settings, and what is known about the noise.
+
+    Attributes:
+        nominal_noise_rate: the rate that was asked for; None where the labels or the matrix come from a file.
+        expected_noise_rate: what the transition matrix makes of the clean labels; None without a matrix.
+        realised_noise_rate: share of wrong labels among those trained on; None where the truth is unknown.
+        given_labels: int64 [N], the labels of the whole training set, in its order: noisy, as drawn or read.
+        true_labels: int64 [N], the true ones where they are known, else None.
+        train_ids: which of those N samples are trained on; the others are held out.
+    """
+
+    dataset: Dataset | ImageDataset
+    train: TrainData
+    test: EvalData | None
+    val: EvalData | None
+    build_network: Callable[[], nn.Module]
+    nominal_noise_rate: float | None
+    expected_noise_rate: float | None
+    realised_noise_rate: float | None
+    given_labels: np.ndarray
+    true_labels: np.ndarray | None
+    train_ids: np.ndarray
+
+
+@dataclass(frozen=True)
+class _NoisyLabels:
+    noisy: np.ndarray
+    clean: np.ndarray | None
+    expected_rate: float | None
+    reason: str = "the share of wrong labels to expect from the noise"
+
+
+_Inputs = torch.Tensor | InputFiles
+
+
+@dataclass(frozen=True)
+class _Parts:
+    """The data set as the engine takes it: inputs and the data set's own labels of each part."""
+
+    train: _Inputs
+    test: tuple[_Inputs, np.ndarray] | None
+    val: tuple[_Inputs, np.ndarray] | None
+    sample_shape: tuple[int, ...]
+    scale: float
+
+
+def build_task(config: Config, announce: Callable[[str], None] | None = None) -> Task:
+    """Load the data, make or read the noisy labels and hold out the validation part.
+
+    What depends on the data (`model`, `forget_rate`) is decided in `config`. `announce` is called with a sentence
+    before each download.
+
+    Raises:
+        ConfigError: an option has a wrong value, or does not go with this data set.
+        DataError: a file is missing or broken.
+    """
+    try:
+        return _built_task(config, announce)
+    except ConfigError:
+        raise
+    except ValueError as error:
+        message = str(error)
+        if isinstance(error, DataError) and config.blamed(message) is None:
+            raise
+        raise ConfigError(config.relabelled(message)) from error
+
+
+def _built_task(config: Config, announce: Callable[[str], None] | None) -> Task:
+    root = Path(config["data_root"]) if config["data_root"] is not None else None
+    dataset = load_dataset(config["dataset"], root, announce=announce)
+    if isinstance(dataset, ImageDataset):
+        dataset = dataset.at_size(config["image_size"])
+    if config["model"] is None:
+        config.decide("model", dataset.default_model)
+    labels = _noisy_labels(config, dataset)
+    parts = _image_parts(config, dataset) if isinstance(dataset, ImageDataset) else _array_parts(dataset)
+    held_out, kept = _split(len(dataset.train_labels), config, dataset.name, parts)
+    clean = labels.clean[kept] if labels.clean is not None else None
+    realised = realised_rate(clean, labels.noisy[kept]) if clean is not None else None
+    _decide_forget_rate(config, labels, realised)
+    weights = None if config["pretrained"] is None or _goes_on(config) else _pretrained(config)
+    return Task(
+        dataset=dataset,
+        train=TrainData(
+            take(parts.train, kept),
+            torch.from_numpy(labels.noisy[kept]),
+            torch.from_numpy(clean) if clean is not None else None,
+            parts.scale,
+        ),
+        test=None if config["no_test"] else _eval_data(parts.test, parts.scale),
+        val=_validation(config, parts, labels, held_out),
+        build_network=lambda: build_model(config["model"], parts.sample_shape, dataset.num_classes, weights=weights),
+        nominal_noise_rate=config["noise_rate"],
+        expected_noise_rate=labels.expected_rate,
+        realised_noise_rate=realised,
+        given_labels=labels.noisy,
+        true_labels=labels.clean,
+        train_ids=kept,
+    )
+
+
+def _goes_on(config: Config) -> bool:
+    """Whether the run has weights in a checkpoint, so that those that it began with may be gone."""
+    output = Path(config["output"])
+    return config["resume"] and any((output / name).exists() for name in (CHECKPOINT, PREVIOUS_CHECKPOINT))
+
+
+def _pretrained(config: Config) -> Weights:
+    try:
+        return read_weights(config["pretrained"], config["model"])
+    except DataError as error:
+        raise DataError(f"{config.label('pretrained')}: {error}") from error
+
+
+def _array_parts(dataset: Dataset) -> _Parts:
+    def pair(inputs: np.ndarray | None, labels: np.ndarray | None) -> tuple[_Inputs, np.ndarray] | None:
+        return None if inputs is None or labels is None else (torch.from_numpy(inputs), labels)
+
+    return _Parts(
+        torch.from_numpy(dataset.train_inputs),
+        pair(dataset.test_inputs, dataset.test_labels),
+        pair(dataset.val_inputs, dataset.val_labels),
+        dataset.input_shape,
+        dataset.input_scale,
+    )
+
+
+def _image_parts(config: Config, dataset: ImageDataset) -> _Parts:
+    """The parts of a data set of files; which loader reads them is decided here."""
+    loader, reason = choose_loader(config["loader"], resolve_device(config["device"]))
+    if config["loader"] == "auto":
+        config.decide("loader", loader, reason=reason)
+    preprocessing = Preprocessing(
+        dataset.resize,
+        crop=dataset.crop,
+        augment=config["augment"] == "crop-flip",
+        normalisation=config["normalisation"],
+    )
+    bad_files = BadFiles(strict=config["strict"])
+
+    def inputs(images: ImageList) -> ImageInputs:
+        return ImageInputs(images, preprocessing, loader, bad_files, seed=config["seed"])
+
+    held_out = (dataset.test, dataset.val)
+    test, val = (None if images is None else (inputs(images), images.labels) for images in held_out)
+    return _Parts(inputs(dataset.train), test, val, (3, dataset.crop, dataset.crop), 1.0)
+
+
+def _noisy_labels(config: Config, dataset: Dataset | ImageDataset) -> _NoisyLabels:
+    clean, num_classes = dataset.train_labels, dataset.num_classes
+    if isinstance(dataset, ImageDataset) and dataset.train.clean_labels is not None:
+        clean = dataset.train.clean_labels
+    if config["labels"] is not None:
+        table, clean_spec = dataset.label_table, config["clean_labels"]
+        labels = read_labels(config["labels"], clean, num_classes, clean_spec=clean_spec, label_table=table)
+        return _NoisyLabels(labels.noisy, labels.clean, None)
+    if config["noise_matrix"] is not None:
+        transition = read_transition(config["noise_matrix"], num_classes)
+    elif isinstance(dataset, ImageDataset) and config["noise"] is None:
+        reason = "the share of wrong labels among the clean training images that have a noisy label too"
+        return _NoisyLabels(dataset.train_labels, dataset.train.clean_labels, dataset.noise_estimate, reason)
+    else:
+        transition = transition_matrix(config["noise"], num_classes, config["noise_rate"], dataset.name)
+    noisy = corrupt(clean, transition, seed=config["noise_seed"])
+    return _NoisyLabels(noisy, clean, expected_rate(transition, clean))
+
+
+def _split(samples: int, config: Config, name: str, parts: _Parts) -> tuple[np.ndarray, np.ndarray]:
+    """Ids held out for validation and ids to train on, both in data-set order."""
+    fraction = config["val_fraction"]
+    if fraction == 0:
+        return np.arange(0), np.arange(samples)
+    flag = config.label("val_fraction")
+    if parts.val is not None:
+        raise ConfigError(f"{flag} must be 0 for {name}, which comes with a validation set of its own")
+    count = round(fraction * samples)
+    if not 1 <= count < samples:
+        purpose = "validate on" if count < 1 else "train on"
+        raise ConfigError(f"{flag} {fraction:g} of {samples} samples leaves nothing to {purpose}")
+    # Seeded apart from the noise, which may be drawn with the same number: the two must not depend on each other.
+    generator = np.random.RandomState(np.random.MT19937(np.random.SeedSequence([config["seed"], 1])))
+    order = generator.permutation(samples)
+    return np.sort(order[:count]), np.sort(order[count:])
+
+
+def _validation(config: Config, parts: _Parts, labels: _NoisyLabels, held_out: np.ndarray) -> EvalData | None:
+    if not len(held_out):
+        return _eval_data(parts.val, parts.scale)
+    kind = config["val_labels"]
+    chosen = labels.clean if kind == "clean" else labels.noisy
+    if chosen is None:
+        raise ConfigError(f"{config.label('val_labels')} clean needs --clean-labels, or a clean column in --labels")
+    if kind == "small-loss" and config["forget_rate"] == AUTO:
+        raise ConfigError(
+            f"{config.label('val_labels')} small-loss needs a number for {config.label('forget_rate')}: "
+            "jocor-fast estimate-noise finds it"
+        )
+    keep_rate = 1.0 - config["forget_rate"] if kind == "small-loss" else 1.0
+    return EvalData(take(parts.train, held_out), torch.from_numpy(chosen[held_out]), parts.scale, keep_rate)
+
+
+def _eval_data(part: tuple[_Inputs, np.ndarray] | None, scale: float) -> EvalData | None:
+    return None if part is None else EvalData(part[0], torch.from_numpy(part[1]), scale)
+
+
+def _decide_forget_rate(config: Config, labels: _NoisyLabels, realised: float | None) -> None:
+    """τ where none was given: what the noise is expected to be, else what it is measured to be."""
+    expected, used = labels.expected_rate, uses_forget_rate(config["method"], config["val_labels"])
+    if config.given("forget_rate") and (used or config["forget_rate"] != AUTO):
+        return
+    if not used:
+        reason = f"{config['method']} does not select by loss"
+        config.decide("forget_rate", 0.0, config.sources["forget_rate"], reason)
+    elif expected is not None:
+        config.decide("forget_rate", expected, reason=labels.reason)
+    elif realised is not None:
+        config.decide("forget_rate", realised, reason="the share of labels that differ from the clean ones")
+    else:
+        where = "with " + config.label("labels") if config["labels"] is not None else f"for {config['dataset']}"
+        raise ConfigError(
+            f"--forget-rate is required {where} where the clean labels are unknown: the share of wrong labels that you "
+            "expect, in [0, 1), or auto to have it estimated first"
+        )

@@ -1,0 +1,160 @@
+"""Clothing1M (Xiao et al., CVPR 2015) in its official layout.
+
+    noisy_train_key_list.txt, clean_{train,val,test}_key_list.txt   a key a line: images/3/25/NAME.jpg
+    noisy_label_kv.txt, clean_label_kv.txt                          "KEY LABEL" a line; names may hold commas
+    category_names_eng.txt                                          a class a line
+    images/0..9/NN/NAME.jpg
+
+The lists lie beside images/ or in annotations/. As in the paper, the noisily labelled million is trained on, the clean
+validation and test parts are what they are called, and the clean training part is not used, but for one number: images
+in it that have a noisy label too tell how many noisy labels are wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from jocor_fast.data.arrays import reading
+from jocor_fast.data.dataset import DataError
+from jocor_fast.data.images.image_set import IMAGE_SUFFIXES, ImageDataset, ImageList
+
+CLOTHING1M = "clothing1m"
+NOISY_TRAIN, CLEAN_TRAIN = "noisy_train_key_list.txt", "clean_train_key_list.txt"
+CLEAN_VAL, CLEAN_TEST = "clean_val_key_list.txt", "clean_test_key_list.txt"
+NOISY_LABELS, CLEAN_LABELS = "noisy_label_kv.txt", "clean_label_kv.txt"
+CATEGORIES = "category_names_eng.txt"
+LIST_FILES = (NOISY_TRAIN, CLEAN_TRAIN, CLEAN_VAL, CLEAN_TEST, NOISY_LABELS, CLEAN_LABELS, CATEGORIES)
+REQUIRED = tuple(name for name in LIST_FILES if name != CLEAN_TRAIN)
+
+SQUASHED_TO = (256, 256)  # the paper: "we resize the image to 256 × 256, crop the middle 224 × 224"
+# Fewer images with both labels say too little of the rate (at a thousand its standard error is 1.5 %).
+LEAST_FOR_ESTIMATE = 1000
+WHERE_FROM = "its authors hand it out for research on request, see github.com/Cysu/noisy_label"
+
+
+def load_clothing1m(folders: Sequence[Path]) -> ImageDataset:
+    """Read the lists in the first folder that has them, some seconds for the whole million; no image is opened.
+
+    Raises:
+        DataError: a list is absent or a line of it wrong (the sentence names file and line), or an image that is
+            trained on is validated or tested on too.
+    """
+    folder, lists = _find(folders)
+    names = tuple(text for _, text in _lines(lists / CATEGORIES))
+    noisy, clean = (_read_labels(lists / name, len(names)) for name in (NOISY_LABELS, CLEAN_LABELS))
+    train_keys, val_keys, test_keys = (_read_keys(lists / name) for name in (NOISY_TRAIN, CLEAN_VAL, CLEAN_TEST))
+    _check_leak(lists, train_keys, {CLEAN_VAL: val_keys, CLEAN_TEST: test_keys})
+    notes: list[str] = []
+    parts = [
+        _labelled(folder, lists / name, keys, labels, notes)
+        for name, keys, labels in (
+            (NOISY_TRAIN, train_keys, noisy),
+            (CLEAN_VAL, val_keys, clean),
+            (CLEAN_TEST, test_keys, clean),
+        )
+    ]
+    return ImageDataset(
+        name=CLOTHING1M,
+        train=parts[0],
+        val=parts[1],
+        test=parts[2],
+        class_names=names,
+        resize=SQUASHED_TO,
+        noise_estimate=_noise_estimate(lists / CLEAN_TRAIN, noisy, clean),
+        notes=tuple(notes),
+        source=str(folder),
+    )
+
+
+def lists_folder(folder: Path) -> Path:
+    """Where below the data set's folder its lists lie."""
+    return folder if (folder / NOISY_TRAIN).exists() else folder / "annotations"
+
+
+def find_clothing1m(folders: Sequence[Path]) -> Path | None:
+    """The first of the folders that the data set lies in, by its list of training keys; None where it is in none."""
+    return next((folder for folder in folders if (lists_folder(folder) / NOISY_TRAIN).exists()), None)
+
+
+def _find(folders: Sequence[Path]) -> tuple[Path, Path]:
+    """The data set's folder, and the one of its lists."""
+    folder = find_clothing1m(folders)
+    if folder is None:
+        raise DataError(
+            f"{CLOTHING1M} is not in {' or '.join(map(str, folders))}: there must be {', '.join(REQUIRED)} (there, or "
+            f"in annotations/) and images/; {WHERE_FROM}"
+        )
+    lists = lists_folder(folder)
+    missing = [name for name in REQUIRED if not (lists / name).exists()]
+    if missing:
+        raise DataError(f"{lists} has no {', '.join(missing)}")
+    return folder, lists
+
+
+def _lines(path: Path) -> Iterator[tuple[int, str]]:
+    """Lines that are not blank, with their numbers; file names may be any bytes."""
+    with reading(path, "a list of lines"), open(path, encoding="utf-8", errors="surrogateescape") as file:
+        for number, line in enumerate(file, 1):
+            text = line.strip()
+            if text:
+                yield number, text
+
+
+def _read_keys(path: Path) -> dict[str, int]:
+    """Keys in their order, with their lines."""
+    keys: dict[str, int] = {}
+    for number, key in _lines(path):
+        if keys.setdefault(key, number) != number:
+            raise DataError(f"{path}, line {number}: the key {key} stands in line {keys[key]} already")
+    return keys
+
+
+def _read_labels(path: Path, num_classes: int) -> dict[str, int]:
+    """Labels by key. A key without a label, as a circulated list has one, is as if it were not there."""
+    labels: dict[str, int] = {}
+    valid = {str(label): label for label in range(num_classes)}
+    for number, line in _lines(path):
+        key, _, text = line.rpartition(" ")
+        label = valid.get(text)
+        if label is None:
+            if line.lower().endswith(IMAGE_SUFFIXES):  # a key alone
+                continue
+            raise DataError(f"{path}, line {number}: the label must lie in 0 … {num_classes - 1}, got {text!r}")
+        if labels.setdefault(key, label) != label:
+            raise DataError(f"{path}, line {number}: {key} is labelled {label} here and {labels[key]} before")
+    return labels
+
+
+def _check_leak(lists: Path, train: dict[str, int], held_out: dict[str, dict[str, int]]) -> None:
+    for name, keys in held_out.items():
+        shared = train.keys() & keys.keys()
+        if shared:
+            key = min(shared, key=train.__getitem__)
+            raise DataError(
+                f"{lists / NOISY_TRAIN}, line {train[key]}: {key} is in {name}, line {keys[key]}, too, and what is "
+                f"trained on cannot be measured on ({len(shared)} such keys)"
+            )
+
+
+def _labelled(folder: Path, path: Path, keys: dict[str, int], labels: dict[str, int], notes: list[str]) -> ImageList:
+    """The keys that have a label; the others are left out, with a note."""
+    kept = [key for key in keys if key in labels]
+    if len(kept) < len(keys):
+        first = next(key for key in keys if key not in labels)
+        notes.append(
+            f"{len(keys) - len(kept):,} of {len(keys):,} keys in {path.name} have no label and are left out, "
+            f"the first is {first}"
+        )
+    return ImageList(folder, kept, np.array([labels[key] for key in kept], np.int64))
+
+
+def _noise_estimate(path: Path, noisy: dict[str, int], clean: dict[str, int]) -> float | None:
+    if not path.exists():
+        return None
+    both = [key for key in _read_keys(path) if key in noisy and key in clean]
+    if len(both) < LEAST_FOR_ESTIMATE:
+        return None
+    return sum(noisy[key] != clean[key] for key in both) / len(both)

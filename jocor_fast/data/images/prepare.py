@@ -1,0 +1,174 @@
+"""A data set of image files, resized once: the same layout, names and lists, so that it is read like the original.
+
+Decoding large files costs several times what the rest of loading does, and a run does it in every epoch.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from jocor_fast.data.catalogue import CSV_PREFIX
+from jocor_fast.data.dataset import DataError
+from jocor_fast.data.images.bad_files import BadFiles
+from jocor_fast.data.images.clothing1m import CLOTHING1M, LIST_FILES, lists_folder
+from jocor_fast.data.images.image_file import BadImage, decode_by_pillow, read_bytes
+from jocor_fast.data.images.image_set import MOST_TRIED, ImageDataset, none_readable, spread
+from jocor_fast.data.images.preprocessing import Preprocessing
+from jocor_fast.files.names import BAD_FILES, PREPARED
+from jocor_fast.files.whole_file import write_bytes, write_text
+from jocor_fast.machine import usable_cores
+
+AHEAD_PER_CORE = 8  # files handed to the threads before they are asked for
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """What is made of every image.
+
+    Attributes:
+        resize: (height, width) to squash to, or the length of the short side (images that are smaller stay so).
+        quality: of the JPEG, 1 … 95.
+    """
+
+    resize: tuple[int, int] | int
+    quality: int = 90
+
+
+def prepare(
+    dataset: ImageDataset, output: Path, preparation: Preparation, on_file: Callable[[int, int], None]
+) -> BadFiles:
+    """Write the resized images and the lists; files that are there from an earlier call are left.
+
+    Every file is a JPEG, under the name that it had, whatever that ends in: what a file is shows in its content. Files
+    that cannot be read are left out; a run on the prepared data set finds them missing.
+
+    Args:
+        on_file: told (files done, files in all) after each.
+
+    Returns:
+        The files that cannot be read, which also stand in bad_files.txt there.
+
+    Raises:
+        DataError: the folder holds the data set itself, or one that was prepared otherwise, or an image lies outside
+            the data set's folder, or no image can be read.
+    """
+    paths = _paths(dataset)
+    folder = dataset.train.folder
+    if output.resolve() == folder.resolve():
+        raise DataError(f"output must be another folder than that of the data set, {folder}")
+    _check_readable(folder, output, paths)
+    output.mkdir(parents=True, exist_ok=True)
+    _claim(output, preparation)
+    bad_files = BadFiles()
+
+    def resized(path: str) -> BadImage | None:
+        return _resize(folder / path, output / path, preparation)
+
+    with ThreadPoolExecutor(usable_cores()) as threads:
+        for done, (path, fault) in enumerate(_in_order(threads, resized, paths), 1):
+            if fault is not None:
+                bad_files.report(folder, path, str(fault))
+            on_file(done, len(paths))
+    _copy_lists(dataset, output)
+    if len(bad_files):
+        write_bytes(output / BAD_FILES, bad_files.lines())
+    return bad_files
+
+
+def _paths(dataset: ImageDataset) -> list[str]:
+    """All of the data set's files, each once."""
+    parts = (dataset.train, dataset.val, dataset.test)
+    paths = list(dict.fromkeys(path for part in parts if part is not None for path in part.paths))
+    outside = next((path for path in paths if os.path.isabs(path) or os.path.normpath(path).startswith("..")), None)
+    if outside is not None:
+        raise DataError(f"{dataset.source}: {outside} lies outside {dataset.train.folder}, and has no place in a copy")
+    return paths
+
+
+def _check_readable(folder: Path, output: Path, paths: list[str]) -> None:
+    """DataError where none of some files can be read, nor was any in an earlier call: it will be none of a million."""
+    reasons: list[str] = []
+    for place in islice(spread(len(paths)), MOST_TRIED):
+        if (output / paths[place]).exists():
+            return
+        try:
+            decode_by_pillow(read_bytes(folder / paths[place]))
+        except BadImage as error:
+            reasons.append(str(error))
+        else:
+            return
+    raise none_readable(folder, len(reasons), paths[0], reasons[0])
+
+
+def _claim(output: Path, preparation: Preparation) -> None:
+    """Note how the files in a folder are made, or see that it was the same before."""
+    wanted = json.loads(json.dumps(asdict(preparation)))
+    note = output / PREPARED
+    if note.exists():
+        try:
+            found = json.loads(note.read_text(encoding="utf-8"))
+        except ValueError:
+            found = "something else"
+        if found != wanted:
+            raise DataError(f"output: {output} was prepared with {found}, not with {wanted}; give another folder")
+    write_text(note, json.dumps(wanted) + "\n")
+
+
+def _in_order(
+    threads: ThreadPoolExecutor, work: Callable[[str], BadImage | None], paths: list[str]
+) -> Iterator[tuple[str, BadImage | None]]:
+    """The results in the order of the paths, a few started ahead: a million futures at once would fill the memory."""
+    ahead = AHEAD_PER_CORE * usable_cores()
+    started = [threads.submit(work, path) for path in paths[:ahead]]
+    for place, path in enumerate(paths):
+        yield path, started[place % ahead].result()
+        if place + ahead < len(paths):
+            started[place % ahead] = threads.submit(work, paths[place + ahead])
+
+
+def _resize(source: Path, target: Path, preparation: Preparation) -> BadImage | None:
+    """Write one file, unless it is there; why it cannot be, as a BadImage."""
+    if target.exists():
+        return None
+    try:
+        pixels = decode_by_pillow(read_bytes(source))
+    except BadImage as error:
+        return error
+    data = prepared_jpeg(pixels, preparation)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    write_bytes(target, data)  # whole or not there: a call that is killed leaves no half of a file
+    return None
+
+
+def prepared_jpeg(pixels: np.ndarray, preparation: Preparation) -> bytes:
+    """Pixels uint8 [H, W, 3] as the file that is made of them."""
+    height, width = Preprocessing(preparation.resize).resized(*pixels.shape[:2])
+    if isinstance(preparation.resize, int) and preparation.resize > min(pixels.shape[:2]):
+        height, width = pixels.shape[:2]
+    image = Image.fromarray(pixels).resize((width, height), Image.Resampling.BILINEAR)
+    encoded = io.BytesIO()
+    image.save(encoded, "JPEG", quality=preparation.quality)
+    return encoded.getvalue()
+
+
+def _copy_lists(dataset: ImageDataset, output: Path) -> None:
+    if dataset.name == CLOTHING1M:
+        lists = lists_folder(dataset.train.folder)
+        copies = output / lists.relative_to(dataset.train.folder)
+        copies.mkdir(exist_ok=True)
+        for name in LIST_FILES:
+            if (lists / name).exists():
+                shutil.copyfile(lists / name, copies / name)
+    elif dataset.name.startswith(CSV_PREFIX):
+        shutil.copyfile(dataset.source, output / Path(dataset.source).name)

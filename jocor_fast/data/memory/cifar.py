@@ -1,0 +1,149 @@
+"""CIFAR-10 and CIFAR-100: the usual Python batches, or one .npz archive."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jocor_fast.data.arrays import reading
+from jocor_fast.data.classes import class_numbers
+from jocor_fast.data.dataset import DataError, Dataset
+from jocor_fast.data.memory.npz import load_npz_dataset
+from jocor_fast.data.pickled_arrays import STAND_INS, unwrapped
+
+_IMAGE_SHAPE = (3, 32, 32)
+
+
+@dataclass(frozen=True)
+class _Layout:
+    folder: str  # that the archive unpacks to
+    train_files: tuple[str, ...]
+    test_files: tuple[str, ...]
+    label_key: str
+    num_classes: int
+    archive: str
+
+
+CIFAR_LAYOUTS = {
+    "cifar10": _Layout(
+        folder="cifar-10-batches-py",
+        train_files=tuple(f"data_batch_{n}" for n in range(1, 6)),
+        test_files=("test_batch",),
+        label_key="labels",
+        num_classes=10,
+        archive="cifar-10-python.tar.gz",
+    ),
+    "cifar100": _Layout(
+        folder="cifar-100-python",
+        train_files=("train",),
+        test_files=("test",),
+        label_key="fine_labels",
+        num_classes=100,
+        archive="cifar-100-python.tar.gz",
+    ),
+}
+
+
+def load_cifar(name: str, folders: Sequence[Path]) -> Dataset:
+    """Load CIFAR-10 or CIFAR-100: images [N, 3, 32, 32] uint8.
+
+    Each folder in turn is searched for the batches (in it, or in the folder that the published archive unpacks to),
+    then for NAME.npz with `x_train`, `y_train`, `x_test`, `y_test`.
+
+    Raises:
+        DataError: nothing is found, a batch is missing, or a file is broken.
+    """
+    layout = CIFAR_LAYOUTS[name]
+    place = find_cifar(name, folders)
+    if place is not None and place.is_dir():
+        return _load_batches(name, layout, place)
+    if place is not None:
+        return load_npz_dataset(place, name=name, num_classes=layout.num_classes, default_model="cnn")
+    raise DataError(
+        f"{name} is not in {' or '.join(map(str, folders))}: {folders[0]} needs the folder {layout.folder} with "
+        f"{', '.join(layout.train_files + layout.test_files)} (unpack {layout.archive} from "
+        f"https://www.cs.toronto.edu/~kriz/cifar.html), or {name}.npz with x_train, y_train, x_test, y_test"
+    )
+
+
+def find_cifar(name: str, folders: Sequence[Path]) -> Path | None:
+    """The folder of the batches or the .npz archive that `load_cifar` would read; None where there is neither."""
+    layout = CIFAR_LAYOUTS[name]
+    for folder in folders:
+        for place in (folder / layout.folder, folder):
+            if os.path.isfile(place / layout.train_files[0]):  # False, too, where a folder may not be searched
+                return place
+        archive = folder / f"{name}.npz"
+        if os.path.isfile(archive):
+            return archive
+    return None
+
+
+def _load_batches(name: str, layout: _Layout, folder: Path) -> Dataset:
+    train_inputs, train_labels = _stacked([_read_batch(folder / file, layout) for file in layout.train_files])
+    test_inputs, test_labels = _stacked([_read_batch(folder / file, layout) for file in layout.test_files])
+    return Dataset(
+        name=name,
+        source=str(folder),
+        train_inputs=train_inputs,
+        train_labels=train_labels,
+        test_inputs=test_inputs,
+        test_labels=test_labels,
+        num_classes=layout.num_classes,
+        default_model="cnn",
+    )
+
+
+def _stacked(batches: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
+    return np.concatenate([images for images, _ in batches]), np.concatenate([labels for _, labels in batches])
+
+
+def _read_batch(path: Path, layout: _Layout) -> tuple[np.ndarray, np.ndarray]:
+    """The images [N, 3, 32, 32] and labels [N] of one batch."""
+    with reading(path, "a CIFAR batch"), open(path, "rb") as file:
+        content = _ArrayUnpickler(file, encoding="bytes").load()
+    if not isinstance(content, dict):
+        raise DataError(f"{path} is not a CIFAR batch: it holds a {type(content).__name__}, not a dict")
+    batch = {
+        key.decode(errors="replace") if isinstance(key, bytes) else key: unwrapped(value)
+        for key, value in content.items()
+    }
+    for key in ("data", layout.label_key):
+        if key not in batch:
+            raise DataError(f"{path} has no entry {key!r}, only {', '.join(map(str, batch)) or 'nothing'}")
+    images = batch["data"]
+    if not isinstance(images, np.ndarray) or images.dtype != np.uint8 or images.shape[1:] != (np.prod(_IMAGE_SHAPE),):
+        got = f"{images.dtype} {list(images.shape)}" if isinstance(images, np.ndarray) else type(images).__name__
+        raise DataError(f"{path} must hold data of uint8 [N, {np.prod(_IMAGE_SHAPE)}], got {got}")
+    try:
+        labels = class_numbers(batch[layout.label_key], layout.num_classes)
+    except (TypeError, ValueError) as error:
+        raise DataError(f"{path}: {error}") from None
+    if len(labels) != len(images):
+        raise DataError(f"{path} holds {len(images)} images and {len(labels)} labels")
+    return images.reshape(-1, *_IMAGE_SHAPE), labels
+
+
+class _ArrayUnpickler(pickle.Unpickler):
+    """An unpickler that rebuilds arrays and plain Python values, and calls nothing else that a file names."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        full_name = f"{module}.{name}"
+        if full_name == "_codecs.encode":
+            return _latin1_bytes
+        if full_name not in STAND_INS:
+            raise pickle.UnpicklingError(f"it names {full_name}, which is not loaded")
+        return STAND_INS[full_name]
+
+
+def _latin1_bytes(text: str, encoding: str) -> bytes:
+    """The one way in which pickles of protocol 2 write bytes."""
+    if encoding != "latin1":
+        raise pickle.UnpicklingError(f"it encodes bytes as {encoding!r}, not 'latin1'")
+    return text.encode("latin1")

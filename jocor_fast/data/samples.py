@@ -1,0 +1,227 @@
+"""What a run trains and evaluates on, and where its inputs come from.
+
+Those in memory are here, image files in `data.image_source`, a torch Dataset in `data.torch_dataset`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from jocor_fast import arguments
+from jocor_fast.data.images.bad_files import BadFiles
+
+
+@runtime_checkable
+class InputFiles(Protocol):
+    """Inputs that are read while training, from files mostly: opened when the device of a run is known."""
+
+    def __len__(self) -> int: ...
+
+    @property
+    def checksum(self) -> str:
+        """What tells them from others, such as of their names in order: others behind the same labels are others."""
+        ...
+
+    def subset(self, ids: np.ndarray) -> InputFiles:
+        """The samples with these numbers, in this order."""
+        ...
+
+    def open(self, device: torch.device, batch_size: int, *, training: bool) -> InputSource:
+        """The inputs on a device, in batches of at most `batch_size`.
+
+        Where `training`, every batch is full: a bad file's place goes to another sample; else bad ones are left out.
+        """
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class EvalData:
+    """What is evaluated on.
+
+    Attributes:
+        inputs: [N, ...], N ≥ 1: uint8 (a network gets `inputs · input_scale` in float32), floating (it gets float32),
+            int32 or int64 (it gets them as they are: token numbers); or files.
+        labels: int64 [N], the truth as far as it is known, 0 … C−1.
+        input_scale: factor for uint8 inputs.
+        keep_rate: the share in (0, 1] of the samples, those that the networks give the smallest loss, over which
+            accuracy is taken; less than 1 where the labels are noisy, so that it is taken over those that are
+            presumably right (paper, section 4.1).
+
+    Raises (when made):
+        TypeError, ValueError: an attribute is of another type, dtype or shape.
+    """
+
+    inputs: Tensor | InputFiles
+    labels: Tensor
+    input_scale: float = 1 / 255
+    keep_rate: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_inputs("inputs", self.inputs)
+        _check_labels("labels", self.labels, len(self.inputs))
+        _check_scale(self.input_scale)
+        if not 0 < arguments.as_real("keep_rate", self.keep_rate) <= 1:
+            raise ValueError(f"keep_rate must lie in (0, 1], got {self.keep_rate}")
+
+    def open(self, device: torch.device, batch_size: int) -> InputSource:
+        """The inputs on a device; files come in batches of at most `batch_size`."""
+        if isinstance(self.inputs, InputFiles):
+            return self.inputs.open(device, batch_size, training=False)
+        return ResidentInputs(self.inputs, self.input_scale, device)
+
+
+@dataclass(frozen=True, eq=False)
+class TrainData:
+    """What is trained on: N samples; sample i keeps its number i through every shuffling.
+
+    Attributes:
+        inputs: as in `EvalData`.
+        labels: int64 [N], noisy, 0 … C−1.
+        clean_labels: int64 [N] where the truth is known, else None (label precision is then null).
+        input_scale: factor for uint8 inputs.
+
+    Raises (when made):
+        TypeError, ValueError: an attribute is of another type, dtype or shape.
+    """
+
+    inputs: Tensor | InputFiles
+    labels: Tensor
+    clean_labels: Tensor | None = None
+    input_scale: float = 1 / 255
+
+    def __post_init__(self) -> None:
+        check_inputs("inputs", self.inputs)
+        _check_labels("labels", self.labels, len(self.inputs))
+        if self.clean_labels is not None:
+            _check_labels("clean_labels", self.clean_labels, len(self.inputs))
+        _check_scale(self.input_scale)
+
+    def open(self, device: torch.device, batch_size: int) -> InputSource:
+        """The inputs on a device; files come in batches of at most `batch_size`."""
+        if isinstance(self.inputs, InputFiles):
+            return self.inputs.open(device, batch_size, training=True)
+        return ResidentInputs(self.inputs, self.input_scale, device)
+
+
+class Batch(NamedTuple):
+    """Samples to train or evaluate on together."""
+
+    samples: Tensor  # int64 [B], their numbers
+    stored: Tensor  # [B, ...], for `InputSource.network_input`
+
+
+class InputSource(Protocol):
+    """Where a run's inputs come from; all tensors are on the run's device."""
+
+    @property
+    def reads_files(self) -> bool:
+        """Whether its inputs are read anew for every batch.
+
+        The source then does what `augment` asks for, and batches may hold other samples than the order says.
+        """
+        ...
+
+    @property
+    def bad_files(self) -> BadFiles | None:
+        """Which of its files could not be read so far; None where it reads none, or ends the run at the first."""
+        ...
+
+    def __len__(self) -> int:
+        """N, how many samples there are."""
+        ...
+
+    def first(self, count: int = 2) -> Tensor:
+        """A few samples as the networks take them, to try them out."""
+        ...
+
+    def batches(self, order: Tensor, batch_size: int, epoch: int = 0) -> Iterator[Batch]:
+        """The samples with the numbers int64 [M] in `order`, batch by batch; the last one may be smaller.
+
+        `epoch` picks the random crops of a source that makes them; 0, which is no epoch's number, has none. A source
+        of files takes no larger batches than it was opened for.
+        """
+        ...
+
+    def network_input(self, stored: Tensor) -> Tensor:
+        """What a network takes, of a batch's `stored`."""
+        ...
+
+
+class ResidentInputs:
+    """The `InputSource` in memory: on the run's device, stored as the inputs came (uint8 stays uint8)."""
+
+    reads_files = False
+    bad_files: BadFiles | None = None
+
+    def __init__(self, inputs: Tensor, scale: float, device: torch.device) -> None:
+        kept = inputs if inputs.dtype in (torch.uint8, torch.int32, torch.int64) else inputs.float()
+        self.stored = kept.to(device).contiguous()
+        self.scale = scale
+        self._factor = torch.tensor(scale, device=device)
+
+    def __len__(self) -> int:
+        return len(self.stored)
+
+    def first(self, count: int = 2) -> Tensor:
+        return self.network_input(self.stored[:count])
+
+    def gather(self, rows: Tensor) -> Tensor:
+        """The stored rows [B, ...] of the sample numbers int64 [B]."""
+        return self.stored.index_select(0, rows)  # indexing with [rows] takes five times as long on the CPU
+
+    def batches(self, order: Tensor, batch_size: int, epoch: int = 0) -> Iterator[Batch]:
+        for samples in order.split(batch_size):
+            yield Batch(samples, self.gather(samples))
+
+    def network_input(self, stored: Tensor) -> Tensor:
+        if stored.dtype == torch.uint8 and stored.is_cuda:
+            return stored * self._factor  # the same numbers by one kernel; on a CPU it takes longer
+        return as_network_input(stored, self.scale)
+
+
+def as_network_input(stored: Tensor, scale: float) -> Tensor:
+    """Stored rows as the networks take them: uint8 becomes scaled float32, other integers stay."""
+    if stored.dtype == torch.uint8:
+        return stored.float().mul_(scale)
+    return stored.float() if stored.is_floating_point() else stored
+
+
+def take(inputs: Tensor | InputFiles, ids: np.ndarray) -> Tensor | InputFiles:
+    """The samples with these ids, in ascending order; the inputs themselves, not a copy, where that is all of them."""
+    if len(ids) == len(inputs):
+        return inputs
+    return inputs[torch.from_numpy(ids)] if isinstance(inputs, Tensor) else inputs.subset(ids)
+
+
+def check_inputs(name: str, inputs: Tensor | InputFiles) -> None:
+    """TypeError or ValueError, naming the argument, where these cannot be the inputs of a run."""
+    if isinstance(inputs, InputFiles):
+        return
+    if not isinstance(inputs, Tensor):
+        raise TypeError(f"{name} must be a tensor, got {type(inputs).__name__}")
+    arguments.check_readable(name, inputs)
+    if not (inputs.is_floating_point() or inputs.dtype in (torch.uint8, torch.int32, torch.int64)):
+        raise TypeError(f"{name} must be uint8, floating, int32 or int64, got {inputs.dtype}")
+    if inputs.dim() < 1 or len(inputs) == 0:
+        raise ValueError(f"{name} must be of shape [N, ...] with at least one sample, got {tuple(inputs.shape)}")
+
+
+def _check_scale(input_scale: float) -> None:
+    if not math.isfinite(arguments.as_real("input_scale", input_scale)):
+        raise ValueError(f"input_scale must be finite, got {input_scale}")
+
+
+def _check_labels(name: str, labels: Tensor, count: int) -> None:
+    if not isinstance(labels, Tensor):
+        raise TypeError(f"{name} must be a tensor, got {type(labels).__name__}")
+    if labels.dtype != torch.int64:
+        raise TypeError(f"{name} must be int64, got {labels.dtype}")
+    if labels.shape != (count,):
+        raise ValueError(f"{name} must be of shape ({count},), one a sample, got {tuple(labels.shape)}")

@@ -1,0 +1,97 @@
+"""The page of an audit: one HTML file, without a server, that shows the most suspicious samples class by class."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from importlib import resources
+from typing import Any
+
+import numpy as np
+
+from jocor_fast.diagnosis.wrong_labels import Audit
+
+TEMPLATE, PLACE_OF_DATA = "audit_page.html", "/*DATA*/null"
+
+
+def audit_page(
+    found: Audit,
+    *,
+    title: str,
+    labels: Sequence[str],
+    names: Sequence[str],
+    ids: np.ndarray,
+    given_labels: np.ndarray,
+    picture: Callable[[int], str | None] | None,
+    matrix_picture: str,
+    most: int,
+    paths: Sequence[str] | None = None,
+) -> str:
+    """The page's text.
+
+    Args:
+        labels: how a file of labels calls each class; the page exports these.
+        names: what the page calls each class.
+        ids: int64 [n], the number in the data set of each sample of the audit.
+        given_labels: int64 [N], the labels of the whole data set.
+        picture: the address of a sample's picture, by its number in the data set (None: its file cannot be read); None
+            where samples are no images.
+        matrix_picture: the address of the picture of the noise matrix.
+        paths: the file of each sample of the data set; None where they lie in none.
+    """
+    shown = shown_samples(found, most)
+    hidden = np.setdiff1d(np.flatnonzero(found.wrong), shown, assume_unique=True)
+    content = {
+        "title": title,
+        "labels": list(labels),
+        "names": list(names),
+        "given": given_labels.tolist(),
+        "share": found.share,
+        "shareRange": found.share_range,
+        "flagged": int(found.wrong.sum()),
+        "audited": len(ids),
+        "matrix": matrix_picture,
+        "samples": [_sample(found, row, int(ids[row]), picture, paths) for row in shown.tolist()],
+        "hidden": [[int(ids[row]), int(found.suggested[row])] for row in hidden.tolist()],
+    }
+    # In a script "</script" would end it, and after "<!--<script" nothing would, whatever they stand in.
+    data = json.dumps(content, ensure_ascii=False, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+    template = resources.files(__package__).joinpath(TEMPLATE).read_text(encoding="utf-8")
+    return template.replace(PLACE_OF_DATA, data)
+
+
+def shown_samples(found: Audit, most: int) -> np.ndarray:
+    """The samples to show, the most suspicious first: an equal share of `most` for each given label.
+
+    Only those that a network contradicts, as it does all whose label is taken for wrong.
+    """
+    doubtful = ((found.prediction != found.given) & (found.prediction >= 0)).any(axis=0)
+    ranked = found.ranking[doubtful[found.ranking]]
+    given = found.given[ranked]
+    classes = np.unique(given)
+    if not len(classes):
+        return ranked
+    each = max(1, most // len(classes))
+    places = np.sort(np.concatenate([np.flatnonzero(given == label)[:each] for label in classes]))
+    return ranked[places[:most]]
+
+
+def _sample(
+    found: Audit, row: int, number: int, picture: Callable[[int], str | None] | None, paths: Sequence[str] | None
+) -> Mapping[str, Any]:
+    other = int(found.suggested[row])
+    contradictions = [int(p[row]) for p in found.prediction if p[row] not in (-1, found.given[row])]
+    if not found.wrong[row] and contradictions:
+        other = contradictions[0]  # what would be suggested if the label were taken for wrong
+    return {
+        "id": number,
+        "given": int(found.given[row]),
+        "other": other,
+        "score": round(float(found.score[row]), 4),
+        "wrong": bool(found.wrong[row]),
+        "predicted": found.prediction[:, row].tolist(),
+        "selected": int(found.selected[row]),
+        "seen": int(found.seen[row]),
+        "picture": None if picture is None else picture(number),
+        "path": None if paths is None else paths[number],
+    }

@@ -1,0 +1,1 @@
+"""How files are written and what they are called."""

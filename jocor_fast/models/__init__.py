@@ -1,0 +1,1 @@
+"""The networks by name, and the weights that they start from."""

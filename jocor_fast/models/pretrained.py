@@ -1,0 +1,111 @@
+"""Weights to start from (`--pretrained`): a file of one's own, or those that torchvision downloads."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from jocor_fast.data.arrays import read_saved, user_path
+from jocor_fast.data.dataset import DataError
+
+DEFAULT = "default"
+# Under which training scripts keep a network's weights; the first and the last are of ours, in this order.
+_WRAPPERS = ("training", "state_dict", "model", "networks")
+_PARALLEL = "module."  # what DataParallel puts before every name
+ACCEPTED = (
+    "accepted is what torch.save made of a network's state_dict(), of a dict that holds one as state_dict or model, or "
+    "a run's checkpoint.pt or best.pt"
+)
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Weights by the names that `state_dict()` has.
+
+    Attributes:
+        source: where they come from, for messages.
+        model: the network that they are to start.
+    """
+
+    source: str
+    model: str
+    by_name: Mapping[str, Tensor]
+
+
+def read_weights(source: str, model: str) -> Weights:
+    """The weights in a file; no code in it is run.
+
+    Args:
+        source: a file that `torch.save` wrote, of a state dict or of a dict that holds one; or "default" for those that
+            torchvision calls so, which are downloaded where they are not in torch's cache.
+        model: the network, as `build_model` takes it.
+
+    Raises:
+        ValueError: there are no default weights for the model, or they cannot be downloaded.
+        DataError: the file is absent, broken, or holds no weights.
+    """
+    if source == DEFAULT:
+        return Weights(f"torchvision's weights for {model}", model, _torchvision_weights(model))
+    try:
+        return Weights(source, model, _weights_in(user_path(source)))
+    except DataError as error:
+        raise DataError(f"{error}; {ACCEPTED}") from None
+
+
+def _weights_in(path: Path) -> Mapping[str, Tensor]:
+    content = read_saved(path, "a file of weights")
+    for name in _WRAPPERS:
+        if isinstance(content, dict) and name in content:
+            content = content[name]
+    if isinstance(content, list) and content:  # of a run: the first of its networks
+        content = content[0]
+    if not isinstance(content, dict) or not content or not all(map(_is_weight, content.values())):
+        raise DataError(f"{path} holds no weights by name, as a network's state_dict() does")
+    return {str(name).removeprefix(_PARALLEL): value for name, value in content.items()}
+
+
+def _is_weight(value: Any) -> bool:
+    """Whether a network's weight can be copied from it: not from what is sparse, quantised or only a shape."""
+    plain = isinstance(value, Tensor) and value.layout == torch.strided and value.device.type == "cpu"
+    return plain and not (value.is_complex() or value.is_quantized)
+
+
+def load_weights(network: nn.Module, weights: Weights) -> None:
+    """Copy the weights into a network; a layer of another shape (the last, for other classes) stays as it was drawn.
+
+    Raises:
+        ValueError: weights of the network are missing, or none is of the right shape.
+    """
+    state, given = network.state_dict(), weights.by_name
+    other_network = f"pretrained: {weights.source} holds the weights of another network than {weights.model}"
+    missing = [name for name in state if name not in given]
+    if missing:
+        raise ValueError(f"{other_network}: there is no {missing[0]} among them")
+    other_shape = {name.rpartition(".")[0] for name, value in state.items() if given[name].shape != value.shape}
+    fitting = {name: given[name] for name in state if name.rpartition(".")[0] not in other_shape}
+    if not fitting:
+        raise ValueError(f"{other_network}: no layer has the shape of its own")
+    network.load_state_dict(fitting, strict=False)
+
+
+def _torchvision_weights(model: str) -> Mapping[str, Tensor]:
+    from torchvision import models
+
+    if model not in models.list_models(module=models):
+        raise ValueError(f"pretrained must be a file for model {model!r}: torchvision has no weights for it")
+    weights = models.get_model_weights(model).DEFAULT
+    try:
+        loaded: dict[str, Any] = weights.get_state_dict(progress=False, check_hash=True)
+    except (OSError, RuntimeError) as error:  # no network; a download that is not what it should be
+        file = os.path.basename(weights.url)
+        raise ValueError(
+            f"pretrained: {weights.url} cannot be downloaded ({error}); put it into torch's cache, or give the path of "
+            f"{file}"
+        ) from error
+    return loaded

@@ -1,0 +1,27 @@
+"""Label noise: transition matrices, and labels drawn by them."""
+
+from jocor_fast.noise.matrices import (
+    NOISE_KINDS,
+    asymmetric,
+    check_transition,
+    corrupt,
+    expected_rate,
+    pairflip,
+    read_transition,
+    realised_rate,
+    symmetric,
+    transition_matrix,
+)
+
+__all__ = [
+    "NOISE_KINDS",
+    "asymmetric",
+    "check_transition",
+    "corrupt",
+    "expected_rate",
+    "pairflip",
+    "read_transition",
+    "realised_rate",
+    "symmetric",
+    "transition_matrix",
+]

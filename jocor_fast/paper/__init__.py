@@ -1,0 +1,1 @@
+"""The paper's experiments: settings, published results, tables, and the queue that runs them."""

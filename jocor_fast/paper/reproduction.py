@@ -1,0 +1,231 @@
+"""The results of `jocor-fast reproduce`, from the folders of its runs: a row a cell, and the figure of all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jocor_fast.files.names import METRICS, read_error, read_metrics, read_summary
+from jocor_fast.paper.experiments import Cell
+from jocor_fast.paper.results import PaperResult, paper_result
+from jocor_fast.report.curves import draw_comparison
+from jocor_fast.report.summary import STD_DDOF, best_epoch, last_mean, mean_and_std
+from jocor_fast.report.tables import TextTable, percent, percent_with_std
+
+CSV_COLUMNS = (
+    "dataset", "noise", "rate", "method", "n", "mean", "std", "ddof", "label_precision", "best",
+    "paper_mean", "paper_std", "difference", "status",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Figure:
+    """Which number a run stands for.
+
+    Attributes:
+        report: "last": the mean over the last epochs; "best": the epoch with the best validation accuracy.
+        averaged_epochs: how many last epochs, 10 or 1.
+    """
+
+    report: str = "last"
+    averaged_epochs: int = 10
+
+    @property
+    def text(self) -> str:
+        """What the note under the table says of a run's figure."""
+        if self.report == "best":
+            return "test accuracies at each run's epoch of the best validation accuracy"
+        return "means over the last ten epochs of each run" if self.averaged_epochs > 1 else "each run's last epoch"
+
+    def of(self, name: str, summary: Mapping[str, Any], metrics: Sequence[Mapping[str, Any]]) -> float | None:
+        """A field of metrics.jsonl as the figure of a finished run; None where it has none."""
+        if self.report == "best":
+            best = summary["best_by_validation"]
+            source = next((line for line in metrics if best is not None and line["epoch"] == best["epoch"]), {})
+        else:
+            source = last_mean(metrics) if self.averaged_epochs > 1 else summary["last"]
+        value: float | None = source.get(name)
+        return value
+
+
+@dataclass(frozen=True)
+class CellResult:
+    """A cell of the table and the runs that were finished for it.
+
+    Attributes:
+        figure: what a run stands for.
+        planned: the seeds that belong to the cell.
+        metrics, summaries: of the finished runs, by seed.
+        missing: why the others are, by seed ("not run", "diverged", "failed", "interrupted", "unfinished").
+    """
+
+    cell: Cell
+    figure: Figure
+    planned: tuple[int, ...]
+    metrics: Mapping[int, list[dict[str, Any]]]
+    summaries: Mapping[int, dict[str, Any]]
+    missing: Mapping[int, str]
+
+    @property
+    def status(self) -> str:
+        """ "3/3", or "2/3 (seed 2: diverged)", or "not run"."""
+        return self.counted + (f" ({self.why_missing})" if self.why_missing else "")
+
+    @property
+    def counted(self) -> str:
+        """ "2/3", or "not run"."""
+        begun = self.summaries or set(self.missing.values()) != {"not run"}
+        return f"{len(self.summaries)}/{len(self.planned)}" if begun else "not run"
+
+    @property
+    def why_missing(self) -> str:
+        """ "seed 2: diverged", or "" where all are there, or none has been begun."""
+        if self.counted == "not run":
+            return ""
+        return ", ".join(f"seed {seed}: {why}" for seed, why in self.missing.items())
+
+    @property
+    def paper(self) -> PaperResult | None:
+        """The paper's figure for the cell; it has none for a λ of our own choice."""
+        cell = self.cell
+        if cell.compared_lambda not in (None, cell.preset_lambda):
+            return None
+        return paper_result(cell.dataset, cell.noise.kind, cell.noise.rate, cell.method, report=self.figure.report)
+
+    def csv_row(self) -> dict[str, Any]:
+        """The row of table.csv, in fractions; the paper's figures are left out where the paper has none."""
+        mean, std = mean_and_std(self._figures("test_accuracy"))
+        precisions = self._figures("label_precision")
+        whole = len(precisions) == len(self.summaries)  # a run that trained on nothing in its last epochs has none
+        precision, _ = mean_and_std(precisions if whole else ())
+        best, _ = mean_and_std(
+            line["test_accuracy"] for line in map(best_epoch, self.metrics.values()) if line is not None
+        )
+        paper = self.paper
+        return {
+            "dataset": self.cell.dataset,
+            "noise": self.cell.noise.kind,
+            "rate": self.cell.noise.rate,
+            "method": self.cell.name,
+            "n": len(self.summaries),
+            "mean": mean,
+            "std": std,
+            "ddof": STD_DDOF,
+            "label_precision": precision,
+            "best": best,
+            "paper_mean": paper.mean if paper else None,
+            "paper_std": paper.std if paper else None,
+            "difference": mean - paper.mean if paper and mean is not None else None,
+            "status": self.status,
+        }
+
+    def _figures(self, name: str) -> list[float]:
+        values = (self.figure.of(name, summary, self.metrics[seed]) for seed, summary in self.summaries.items())
+        return [value for value in values if value is not None]
+
+
+def read_cell(
+    output: Path, cell: Cell, seeds: Sequence[int], figure: Figure = Figure(), failed: Collection[Path] = ()
+) -> CellResult:
+    """Collect a cell's runs from OUTPUT/<cell>/seed<N>.
+
+    Args:
+        seeds: those that belong to the cell, with or without a folder.
+        failed: the folders of runs that have just ended with an error.
+    """
+    metrics: dict[int, list[dict[str, Any]]] = {}
+    summaries: dict[int, dict[str, Any]] = {}
+    missing: dict[int, str] = {}
+    for seed in seeds:
+        folder = output / cell.run_folder(seed)
+        summary = read_summary(folder)
+        status = summary.get("status")
+        if status == "finished":
+            metrics[seed], summaries[seed] = read_metrics(folder), summary
+        elif status != "diverged" and folder in failed:
+            missing[seed] = "failed"
+        elif status is not None:
+            missing[seed] = status
+        elif read_error(folder) is not None:
+            missing[seed] = "failed"
+        else:
+            missing[seed] = "unfinished" if (folder / METRICS).exists() else "not run"
+    return CellResult(cell, figure, tuple(seeds), metrics, summaries, missing)
+
+
+def seeds_at_hand(output: Path, cell: Cell) -> list[int]:
+    """The seeds of a cell that have a folder, in order."""
+    folders = (output / cell.run_folder(0)).parent.glob("seed*")
+    names = (folder.name.removeprefix("seed") for folder in folders)
+    return sorted(int(name) for name in names if name.isdecimal())
+
+
+def results_table(
+    results: Sequence[CellResult], title: str, notes: Sequence[str] = (), *, brief: bool = False
+) -> TextTable:
+    """The table for people, in percent; the paper's figures and whether they are met where the paper has any.
+
+    `brief`: only as much as fits a terminal of 80 columns, and what is missing below it.
+    """
+    compared = any(result.paper for result in results)
+    wanted = ["noise", "method", "test accuracy", "label precision", "best epoch", "runs"]
+    if compared:
+        beside = ["paper", "target"] if brief else ["best epoch", "paper", "difference", "target"]
+        wanted[4:5] = beside
+    note = (
+        f"Test accuracy and label precision: {results[0].figure.text}, "
+        f"then mean ± standard deviation (ddof {STD_DDOF}) over runs."
+    )
+    if "best epoch" in wanted:
+        note += " Best epoch: chosen by the test labels, so not a result to report."
+    if compared and all(result.cell.is_as_long_as_the_papers for result in results):
+        note += (
+            " Target: the paper's figure is met from max(1.0, 2 · its standard deviation) points below it; the paper's "
+            "are over five runs."
+        )
+    elif compared:
+        note += " Target: none, for these runs have other numbers of epochs than the paper's."
+    if brief:
+        notes = [
+            f"{result.cell.title}, {result.cell.noise.title}: {result.why_missing}"
+            for result in results
+            if result.why_missing
+        ]
+    texts = [_texts(result, brief=brief) for result in results]
+    return TextTable(
+        tuple(name.removeprefix("test ").removeprefix("label ") if brief else name for name in wanted),
+        [tuple(row[name] for name in wanted) for row in texts],
+        title=f"{title} (in %)",
+        text_columns=2,
+        note=("\n" if brief else "\n\n").join([note, *notes]),
+    )
+
+
+def _texts(result: CellResult, *, brief: bool) -> dict[str, str]:
+    """Every column that a row may have."""
+    row, paper = result.csv_row(), result.paper
+    done = paper is not None and row["mean"] is not None
+    held = done and result.cell.is_as_long_as_the_papers
+    return {
+        "noise": result.cell.noise.title,
+        "method": result.cell.title,
+        "test accuracy": percent_with_std(row["mean"], row["std"]),
+        "label precision": percent(row["label_precision"]),
+        "best epoch": percent(row["best"]),
+        "paper": percent_with_std(paper.mean, None if brief else paper.std) if paper else "",
+        "difference": f"{100 * row['difference']:+.2f}" if done else "",
+        "target": ("met" if paper.met_by(row["mean"]) else "missed") if paper and held else "",
+        "runs": result.counted if brief else result.status,
+    }
+
+
+def draw_results(results: Sequence[CellResult], path: Path, title: str) -> None:
+    """Test accuracy and label precision against epochs: a column a noise type, a line a method."""
+    panels: dict[str, dict[str, list[list[dict[str, Any]]]]] = {}
+    for result in results:
+        methods = panels.setdefault(result.cell.noise.title, {})
+        if result.metrics:
+            methods[result.cell.title] = list(result.metrics.values())
+    draw_comparison(panels, path, title)
