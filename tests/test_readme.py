@@ -1,4 +1,4 @@
-"""The README's Python runs as it stands there, and what it points to exists."""
+"""The Python of README and docs/ runs as it stands there, and their links lead to files that exist."""
 
 from __future__ import annotations
 
@@ -19,33 +19,42 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 
 import new_user_path  # noqa: E402
 
-README = (ROOT / "README.md").read_text(encoding="utf-8")
-EXAMPLES = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-PROSE = re.sub(r"```.*?```", "", README, flags=re.DOTALL)
-TESTS = sorted(set(re.findall(r"\[`(test_\w+)`\]\((tests/[\w/]+\.py)\)", PROSE)))
-LINKS = sorted(set(re.findall(r"\]\((?!https?:)([^)#]+)\)", PROSE)))
+PAGES = {path: path.read_text(encoding="utf-8") for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))}
+EXAMPLES = [
+    pytest.param(example, id=f"{path.stem}-{number}")
+    for path, text in PAGES.items()
+    for number, example in enumerate(re.findall(r"```python\n(.*?)```", text, re.DOTALL), start=1)
+]
+PROSE = {path: re.sub(r"```.*?```", "", text, flags=re.DOTALL) for path, text in PAGES.items()}
+TESTS = [
+    (test, path.parent / file)
+    for path, text in PROSE.items()
+    for test, file in sorted(set(re.findall(r"\[`(test_\w+)`\]\(([\w./]+\.py)\)", text)))
+]
+LINKS = [
+    path.parent / link
+    for path, text in PROSE.items()
+    for link in sorted(set(re.findall(r"\]\((?!https?:)([^)#]+)\)", text)))
+]
 RESULTS = ROOT / "benchmarks" / "results"
 RESULT_LINKS = set(re.findall(r"\]\(([^)]+)\)", (RESULTS / "README.md").read_text(encoding="utf-8")))
 
 
 def test_the_readme_has_the_loop_and_the_trainer() -> None:
-    subjects = [subject(example) for example in EXAMPLES]
-    assert (subjects.count("loop"), subjects.count("train")) == (1, 1)
+    assert len(re.findall("jf.jocor_loss\\(|jf.train\\(", PAGES[ROOT / "README.md"])) == 2
 
 
-def subject(example: str) -> str:
-    """What an example is about, for its name in pytest."""
-    marks = {"lightning": "import lightning", "scikit-learn": "JoCoRClassifier(", "train": "jf.train("}
-    return next((name for name, mark in marks.items() if mark in example), "loop")
+def test_the_readme_stays_short() -> None:
+    assert len(PAGES[ROOT / "README.md"].splitlines()) <= 180
 
 
-@pytest.mark.parametrize("example", EXAMPLES, ids=subject)
+@pytest.mark.parametrize("example", EXAMPLES)
 def test_an_example_runs(example: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if "import lightning" in example:
         pytest.importorskip("lightning", reason="lightning is not installed")
     monkeypatch.chdir(tmp_path)
     names: dict[str, object] = {}
-    exec(compile(example, "README.md", "exec"), names)
+    exec(compile(example, "an example", "exec"), names)
     assert "jf" in names
 
 
@@ -69,7 +78,8 @@ def test_the_way_of_a_new_user_is_that_of_the_readme(
 
 
 def test_what_the_files_of_a_run_hold_is_described() -> None:
-    (section,) = re.findall(r"^## Files of a run\n(.*?)(?=^## )", README, re.DOTALL | re.MULTILINE)
+    training = PAGES[ROOT / "docs" / "training.md"]
+    (section,) = re.findall(r"^## Files of a run\n(.*?)(?=^## )", training, re.DOTALL | re.MULTILINE)
     data = blobs(40)
     run = jf.train(small_tanh, (data.inputs, data.labels), forget_rate=0.4, epochs=1, ramp_epochs=1, batch_size=16)
     for name in (*run.metrics[0], *run.summary):
@@ -77,13 +87,13 @@ def test_what_the_files_of_a_run_hold_is_described() -> None:
 
 
 @pytest.mark.parametrize(("test", "file"), TESTS)
-def test_a_test_that_the_readme_names_exists(test: str, file: str) -> None:
-    assert f"def {test}(" in (ROOT / file).read_text(encoding="utf-8")
+def test_a_test_that_a_page_names_exists(test: str, file: Path) -> None:
+    assert f"def {test}(" in file.read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("link", LINKS)
-def test_a_file_that_the_readme_points_to_exists(link: str) -> None:
-    assert (ROOT / link).exists()
+@pytest.mark.parametrize("link", LINKS, ids=lambda link: str(link.relative_to(ROOT)))
+def test_a_file_that_a_page_points_to_exists(link: Path) -> None:
+    assert link.exists()
 
 
 def test_the_list_of_results_points_to_all_there_are() -> None:
