@@ -102,8 +102,8 @@ def test_a_folder_that_cannot_be_made_or_written_is_named(tmp_path: Path) -> Non
 FULL_DISK = """
 import resource, sys
 from engine_cases import blobs, held_out, settings, small_mlp
-from jocor_fast.engine.errors import RunError
-from jocor_fast.engine.run import fit
+from jocor_fast.errors import RunError
+from jocor_fast.runs.fit import fit
 
 def on_epoch(event):
     if event.epoch == 3:  # from now on no file may grow past 4 kB: the next checkpoint fails as on a full disk

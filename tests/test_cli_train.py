@@ -205,7 +205,7 @@ def test_an_output_that_is_a_file_is_refused_before_anything_is_estimated(
     Path("file").touch()
     data = ("--dataset", "npz:blobs.npz", "--noise-rate", "0.25")
     for command in ("train", "estimate_noise"):
-        monkeypatch.setattr(f"jocor_fast.commands.{command}.estimate_noise", lambda *_, **__: pytest.fail("estimated"))
+        monkeypatch.setattr(f"jocor_fast.cli.{command}.estimate_noise", lambda *_, **__: pytest.fail("estimated"))
     assert train(*data, "--forget-rate", "auto", folder="file/run") == 1
     assert "--output: file/run cannot be written (Not a directory)" in capsys.readouterr().err
     assert main(["estimate-noise", *data, "--output", "file"]) == 1

@@ -259,8 +259,8 @@ def test_a_run_that_is_killed_while_its_curves_are_drawn_gets_them_when_it_is_re
 CUT_LINE = """
 import os, resource, sys
 from engine_cases import blobs, held_out, settings, small_mlp
-from jocor_fast.engine.errors import RunError
-from jocor_fast.engine.run import fit
+from jocor_fast.errors import RunError
+from jocor_fast.runs.fit import fit
 
 def on_epoch(event):
     if event.epoch == 3:  # from now on no file may grow past this: the next line is cut as by a full disk

@@ -292,7 +292,7 @@ def test_without_dali_auto_takes_the_other_and_asking_for_it_is_one_sentence(
 
     from jocor_fast.data.images.source import choose_loader
 
-    for module in [name for name in sys.modules if name.startswith(("nvidia.dali", "jocor_fast.data.dali"))]:
+    for module in [name for name in sys.modules if name.startswith(("nvidia.dali", "jocor_fast.data.images.dali"))]:
         monkeypatch.delitem(sys.modules, module)
     monkeypatch.setitem(sys.modules, "nvidia.dali", None)
     name, reason = choose_loader("auto", torch.device("cpu"))

@@ -100,7 +100,7 @@ def test_ctrl_c_says_interrupted_and_can_be_resumed(tmp_path: Path) -> None:
 SCRIPT = """
 import sys, time, torch
 from engine_cases import blobs, held_out, settings, small_mlp
-from jocor_fast.engine.run import fit
+from jocor_fast.runs.fit import fit
 torch.set_num_threads(1)
 
 def on_step(epoch, step, steps):

@@ -45,7 +45,7 @@ def test_a_file_that_cannot_take_its_name_leaves_nothing_behind(tmp_path: Path) 
 KILLED_AMID_A_WRITE = """
 import os, signal, sys
 from pathlib import Path
-from jocor_fast import whole_file
+from jocor_fast.files import whole_file
 
 whole_file.os.replace = lambda *paths: os.kill(os.getpid(), signal.SIGKILL)
 whole_file.write_bytes(Path(sys.argv[1]), b"half")
