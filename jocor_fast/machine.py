@@ -1,4 +1,4 @@
-"""Where a run computes: its device, its cores, its generators, and what summary.json says of them."""
+"""The machine of a run: its device, cores and random generators, and their description in summary.json."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from jocor_fast._extension import build_info
 
 
 def resolve_device(name: str) -> torch.device:
-    """The device of a run.
+    """Return the device of a run.
 
     "auto" is the current CUDA device where torch sees one and this build has kernels for it, else the CPU.
 
     Raises:
-        ValueError: a CUDA device that is not there.
+        ValueError: torch does not see this CUDA device.
     """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() and build_info()["cuda"] else "cpu"
@@ -37,13 +37,13 @@ def resolve_device(name: str) -> torch.device:
 
 
 def usable_cores() -> int:
-    """How many cores this process may use; several that torchrun started on this machine share them evenly."""
+    """Return how many cores this process may use; processes that torchrun started on this machine share them evenly."""
     return max(1, len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE") or 1))
 
 
 @contextlib.contextmanager
 def seeded_generators(seed: int, device: torch.device) -> Iterator[None]:
-    """torch's own generators, on the CPU and on the run's device, seeded within and as before afterwards.
+    """Seed torch's global generators, on the CPU and on the run's device, and restore them afterwards.
 
     Initial weights and dropout draw from them. NumPy's and Python's generators are left alone.
     """
@@ -53,26 +53,26 @@ def seeded_generators(seed: int, device: torch.device) -> Iterator[None]:
 
 
 def seed_generators(seed: int, device: torch.device) -> None:
-    """Seed torch's own generators, on the CPU and on the run's device."""
+    """Seed torch's global generators, on the CPU and on the run's device."""
     torch.default_generator.manual_seed(seed)  # torch.manual_seed would reach the generators of all GPUs
     if device.type == "cuda":
         torch.cuda.default_generators[device.index].manual_seed(seed)
 
 
 def derived_seed(seed: int, *purpose: int) -> int:
-    """A seed for another purpose, in [0, 2⁶³), by NumPy's SeedSequence, which is the same everywhere."""
+    """Derive a seed for another purpose, in [0, 2⁶³), by NumPy's SeedSequence, which gives the same on every platform."""
     (word,) = np.random.SeedSequence([seed, *purpose]).generate_state(1, np.uint64)
     return int(word >> np.uint64(1))
 
 
 @contextlib.contextmanager
 def own_modes(device: torch.device) -> Iterator[None]:
-    """Gradients, and no precision but the run's, whatever no_grad, inference_mode or autocast the caller is in.
+    """Enable gradients and the run's own precision, whatever no_grad, inference_mode or autocast the caller is in.
 
-    New tensors are float32 within, as inputs are, whatever torch.set_default_dtype says.
+    New tensors are float32, as inputs are, whatever torch.set_default_dtype says.
 
-    Autocast keeps the weights that it has cast until the outermost context is left: without the cache, or steps within
-    one would compute with the weights of the first.
+    Autocast's cache is off: it keeps cast weights until the outermost context ends, and later steps would compute with
+    the weights of the first.
     """
     autocast = torch.autocast(device.type, enabled=False, cache_enabled=False)
     default = torch.get_default_dtype()
@@ -85,7 +85,7 @@ def own_modes(device: torch.device) -> Iterator[None]:
 
 
 def describe_environment(device: torch.device) -> dict[str, Any]:
-    """What summary.json holds under "environment"."""
+    """Return what summary.json holds under "environment"."""
     build = build_info()
     return {
         "jocor_fast": build["version"],

@@ -1,4 +1,4 @@
-"""Files that are whole or not there: what is written goes beside its place first, under another name."""
+"""Atomic writes: a file is written under a temporary name in its folder, then renamed."""
 
 from __future__ import annotations
 
@@ -15,24 +15,25 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-PARTIAL = ".partial"  # ends the name of a file while it is written
-# What `write_bytes` calls one: short, as the file's own name may be as long as names can be; who writes it, and where.
+PARTIAL = ".partial"  # suffix of a file while it is written
+# The temporary name of `write_bytes`: the writer's host and process. It is short, as the file's own name may have the
+# maximum length.
 _UNNAMED = re.compile(rf"\.(?P<host>.*)-(?P<pid>\d{{1,9}})-[0-9a-f]{{8}}{re.escape(PARTIAL)}")
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Write an object; numbers in it that are not finite become null."""
+    """Write an object as JSON; non-finite numbers become null."""
     write_bytes(path, json_bytes(content))
 
 
 def json_bytes(content: Mapping[str, Any]) -> bytes:
-    """The same as bytes. Names of files that are not UTF-8 are escaped, and so read back as Python has them."""
+    """Return the bytes of the JSON. File names that are not UTF-8 are escaped and read back as Python has them."""
     text = json.dumps(finite_or_none(content), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
     return text.encode(errors="backslashreplace")
 
 
 def finite_or_none(value: Any) -> Any:
-    """The value with every number in it that is not finite replaced by None: files hold no NaN."""
+    """Replace every non-finite number in a value by None: files hold no NaN."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
@@ -43,9 +44,9 @@ def finite_or_none(value: Any) -> Any:
 
 
 def check_writable(folder: Path) -> None:
-    """An OSError, as writing would end in, where files cannot be written into a folder, which need not be there yet.
+    """Raise the OSError that writing into a folder would raise; the folder need not exist yet.
 
-    For what is computed at length before it is written.
+    Call it before a long computation whose result is written.
     """
     nearest = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
     if not nearest.is_dir():
@@ -56,15 +57,15 @@ def check_writable(folder: Path) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write text in UTF-8; names of files keep the bytes that they have on disk."""
+    """Write text in UTF-8; file names keep their bytes on disk."""
     write_bytes(path, text.encode(errors="surrogateescape"))
 
 
 def write_bytes(path: Path, data: bytes) -> None:
-    """Write a file, in the place of what has its name; an OSError names it, not what it is called meanwhile.
+    """Write a file atomically, replacing an existing one; an OSError names the file, not its temporary name.
 
-    That is another name each time: of two processes that write one file at the same moment the later one's is kept.
-    What processes that were killed have left there is removed.
+    The temporary name differs each time: if two processes write one file at once, the later one wins. Temporary files
+    of killed processes are removed.
     """
     _remove_orphans(path.parent)
     partial = path.with_name(f".{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}{PARTIAL}")
@@ -74,14 +75,14 @@ def write_bytes(path: Path, data: bytes) -> None:
         os.replace(partial, path)
     except OSError as error:
         raise OSError(error.errno, error.strerror, os.fspath(path)) from error
-    finally:  # of a full disk nothing is left behind
+    finally:  # leave nothing behind on a full disk
         with contextlib.suppress(OSError):
             partial.unlink(missing_ok=True)
 
 
 @functools.cache
 def _remove_orphans(folder: Path) -> None:
-    """Once a folder: remove what `write_bytes` was writing into it when its process was killed, on this machine."""
+    """Remove the temporary files of killed processes of this machine, once a folder."""
     with contextlib.suppress(OSError):
         for path in list(folder.iterdir()):
             found = _UNNAMED.fullmatch(path.name)

@@ -1,7 +1,7 @@
 """The networks: the paper's MLP and 7-layer CNN, and any torchvision classifier by name.
 
-Weights start as PyTorch (or torchvision) draws them from the global generator. The two networks of a method are built
-one after the other under one seed, and so differ in every convolution and linear weight.
+PyTorch (or torchvision) draws the initial weights from the global generator. The two networks of a method are built one
+after the other under one seed, so they differ in every convolution and linear weight.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _CNN_CHANNELS = ((64, 64), (128, 128), (196, 16))
 
 
 def mlp(in_features: int, num_classes: int, hidden: int = 256) -> nn.Sequential:
-    """The paper's network for MNIST: one hidden layer with ReLU; 784-256-10 has 203,530 parameters.
+    """Build the paper's network for MNIST: one hidden layer with ReLU; 784-256-10 has 203,530 parameters.
 
     Args:
         in_features: numbers in a sample; inputs of any shape [B, ...] are flattened.
@@ -43,7 +43,7 @@ def mlp(in_features: int, num_classes: int, hidden: int = 256) -> nn.Sequential:
 
 
 def cnn(num_classes: int, *, in_channels: int = 3, image_size: tuple[int, int] = (32, 32)) -> nn.Sequential:
-    """The paper's 7-layer network for CIFAR: 518,150 parameters at C = 10, 541,280 at C = 100.
+    """Build the paper's 7-layer network for CIFAR: 518,150 parameters at C = 10, 541,280 at C = 100.
 
     Three blocks of [3×3 convolution, BatchNorm, ReLU] twice and 2×2 max-pooling, of 64, 64, 128, 128, 196 and 16
     channels, then a dense layer.
@@ -57,7 +57,7 @@ def cnn(num_classes: int, *, in_channels: int = 3, image_size: tuple[int, int] =
         A module from [B, in_channels, H, W] to logits [B, C].
 
     Raises:
-        TypeError, ValueError: an argument has the wrong type or is smaller than said above.
+        TypeError, ValueError: an argument has the wrong type or is too small.
     """
     num_classes, channels = at_least("num_classes", num_classes, 1), at_least("in_channels", in_channels, 1)
     height, width = (at_least("image_size", size, 1) for size in image_size)
@@ -73,7 +73,7 @@ def cnn(num_classes: int, *, in_channels: int = 3, image_size: tuple[int, int] =
 
 
 class GrayToRGB(nn.Module):
-    """Gray images [B, H, W] or [B, 1, H, W] as colour images [B, 3, H, W] of three equal channels (a view, no copy)."""
+    """Repeat gray images [B, H, W] or [B, 1, H, W] as colour images [B, 3, H, W] (a view, no copy)."""
 
     def forward(self, images: Tensor) -> Tensor:
         if images.dim() == 3:
@@ -84,7 +84,7 @@ class GrayToRGB(nn.Module):
 def build_model(
     name: str, input_shape: Sequence[int], num_classes: int, *, weights: Weights | None = None
 ) -> nn.Module:
-    """A network by name, for samples of a shape.
+    """Build a network by name, for samples of a shape.
 
     The cnn takes gray images as one channel. torchvision's classifiers take three: a gray image is repeated in each.
 
@@ -92,8 +92,8 @@ def build_model(
         name: "mlp", "cnn", or a torchvision classifier such as "resnet18".
         input_shape: of one sample: (H, W) gray, (C, H, W) colour, (D,) features (mlp only).
         num_classes: C.
-        weights: to start from (`pretrained.read_weights`); a last layer for other classes, and without weights every
-            layer, is drawn anew.
+        weights: initial weights (`pretrained.read_weights`); a last layer for other classes keeps its random ones, as does
+            every layer without `weights`.
 
     Returns:
         A module from [B, *input_shape] to logits [B, C].
@@ -131,7 +131,7 @@ def _drawn(name: str, shape: tuple[int, ...], num_classes: int) -> nn.Module:
 
 
 def _torchvision_models(name: str) -> ModuleType:
-    """`torchvision.models`, if it knows the name."""
+    """Return `torchvision.models` if it has a classifier of this name."""
     try:
         from torchvision import models
     except (ImportError, OSError, RuntimeError) as error:  # the last two: a torchvision built against another torch
@@ -173,9 +173,9 @@ def _torchvision_classifier(models: ModuleType, name: str, shape: tuple[int, ...
 
 
 def _redraw_constant_weights(network: nn.Module) -> None:
-    """Give a layer that starts with equal weights PyTorch's random ones: it would be the same in both networks.
+    """Redraw layers whose initial weights are all equal, such as the heads of vision transformers, which start at zero.
 
-    The vision transformers' heads start at zero.
+    They would be the same in both networks.
     """
     for layer in network.modules():
         if isinstance(layer, (nn.Linear, nn.Conv2d)) and bool((layer.weight == layer.weight.flatten()[0]).all()):
@@ -183,7 +183,7 @@ def _redraw_constant_weights(network: nn.Module) -> None:
 
 
 def _try_out(network: nn.Module, shape: tuple[int, ...]) -> None:
-    """Evaluate one blank sample, so that a network that cannot take such samples says so before any training."""
+    """Evaluate one blank sample: a network that cannot take such samples fails here, before any training."""
     network.eval()
     with torch.no_grad():
         network(torch.zeros(1, *shape))

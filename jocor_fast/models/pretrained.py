@@ -1,4 +1,4 @@
-"""Weights to start from (`--pretrained`): a file of one's own, or those that torchvision downloads."""
+"""Initial weights (`--pretrained`): from a file, or those that torchvision downloads."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from jocor_fast.data.arrays import read_saved, user_path
 from jocor_fast.data.dataset import DataError
 
 DEFAULT = "default"
-# Under which training scripts keep a network's weights; the first and the last are of ours, in this order.
+# The keys under which training scripts keep a network's weights; our own files nest the first and the last.
 _WRAPPERS = ("training", "state_dict", "model", "networks")
-_PARALLEL = "module."  # what DataParallel puts before every name
+_PARALLEL = "module."  # DataParallel's prefix of every name
 ACCEPTED = (
-    "accepted is what torch.save made of a network's state_dict(), of a dict that holds one as state_dict or model, or "
-    "a run's checkpoint.pt or best.pt"
+    "accepted are files that torch.save wrote of a network's state_dict(), or of a dict with one as state_dict or model, "
+    "and a run's checkpoint.pt or best.pt"
 )
 
 
 @dataclass(frozen=True)
 class Weights:
-    """Weights by the names that `state_dict()` has.
+    """Weights by their names in `state_dict()`.
 
     Attributes:
         source: where they come from, for messages.
-        model: the network that they are to start.
+        model: the network that they are for.
     """
 
     source: str
@@ -39,11 +39,11 @@ class Weights:
 
 
 def read_weights(source: str, model: str) -> Weights:
-    """The weights in a file; no code in it is run.
+    """Read the weights in a file, without running code from it.
 
     Args:
-        source: a file that `torch.save` wrote, of a state dict or of a dict that holds one; or "default" for those that
-            torchvision calls so, which are downloaded where they are not in torch's cache.
+        source: a file that `torch.save` wrote, of a state dict or of a dict that holds one; or "default" for
+            torchvision's default weights, downloaded unless torch's cache has them.
         model: the network, as `build_model` takes it.
 
     Raises:
@@ -71,13 +71,13 @@ def _weights_in(path: Path) -> Mapping[str, Tensor]:
 
 
 def _is_weight(value: Any) -> bool:
-    """Whether a network's weight can be copied from it: not from what is sparse, quantised or only a shape."""
+    """Whether a network's weight can be copied from it: it is dense, real, not quantised, and has values."""
     plain = isinstance(value, Tensor) and value.layout == torch.strided and value.device.type == "cpu"
     return plain and not (value.is_complex() or value.is_quantized)
 
 
 def load_weights(network: nn.Module, weights: Weights) -> None:
-    """Copy the weights into a network; a layer of another shape (the last, for other classes) stays as it was drawn.
+    """Copy the weights into a network; a layer of another shape (the last, for other classes) keeps its random weights.
 
     Raises:
         ValueError: weights of the network are missing, or none is of the right shape.
@@ -102,10 +102,10 @@ def _torchvision_weights(model: str) -> Mapping[str, Tensor]:
     weights = models.get_model_weights(model).DEFAULT
     try:
         loaded: dict[str, Any] = weights.get_state_dict(progress=False, check_hash=True)
-    except (OSError, RuntimeError) as error:  # no network; a download that is not what it should be
+    except (OSError, RuntimeError) as error:  # no network, or a corrupt download
         file = os.path.basename(weights.url)
         raise ValueError(
-            f"pretrained: {weights.url} cannot be downloaded ({error}); put it into torch's cache, or give the path of "
+            f"pretrained: {weights.url} cannot be downloaded ({error}); put it into torch's cache, or pass the path of "
             f"{file}"
         ) from error
     return loaded
