@@ -60,7 +60,7 @@ def seed_generators(seed: int, device: torch.device) -> None:
 
 
 def derived_seed(seed: int, *purpose: int) -> int:
-    """Derive a seed for another purpose, in [0, 2⁶³), by NumPy's SeedSequence, which gives the same on every platform."""
+    """Derive a seed for another purpose, in [0, 2⁶³), by NumPy's SeedSequence, the same on every platform."""
     (word,) = np.random.SeedSequence([seed, *purpose]).generate_state(1, np.uint64)
     return int(word >> np.uint64(1))
 

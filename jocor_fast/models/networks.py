@@ -92,8 +92,8 @@ def build_model(
         name: "mlp", "cnn", or a torchvision classifier such as "resnet18".
         input_shape: of one sample: (H, W) gray, (C, H, W) colour, (D,) features (mlp only).
         num_classes: C.
-        weights: initial weights (`pretrained.read_weights`); a last layer for other classes keeps its random ones, as does
-            every layer without `weights`.
+        weights: initial weights (`pretrained.read_weights`); a last layer for other classes keeps its random ones,
+            as does every layer without `weights`.
 
     Returns:
         A module from [B, *input_shape] to logits [B, C].

@@ -19,8 +19,8 @@ DEFAULT = "default"
 _WRAPPERS = ("training", "state_dict", "model", "networks")
 _PARALLEL = "module."  # DataParallel's prefix of every name
 ACCEPTED = (
-    "accepted are files that torch.save wrote of a network's state_dict(), or of a dict with one as state_dict or model, "
-    "and a run's checkpoint.pt or best.pt"
+    "accepted are files that torch.save wrote of a network's state_dict(), or of a dict with one as state_dict or "
+    "model, and a run's checkpoint.pt or best.pt"
 )
 
 
