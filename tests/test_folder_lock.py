@@ -74,7 +74,7 @@ def test_a_second_process_ends_in_one_sentence_until_the_first_is_gone_however_i
     holder.wait()
     assert (run / ".lock").exists()  # it could not remove it; that it is there means nothing
     train(run)
-    assert not (run / ".lock").exists()
+    assert not list(run.glob(".lock*"))
 
 
 def test_two_runs_of_one_process_are_kept_apart_too(tmp_path: Path) -> None:
@@ -128,6 +128,22 @@ def test_a_file_system_without_locks_is_trained_into_without(
     monkeypatch.setattr(fcntl, "flock", flock)
     assert train(tmp_path).summary["status"] == "finished"
     assert not (tmp_path / ".lock").exists()
+
+
+def test_another_users_lock_file_that_cannot_be_opened_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / ".lock").touch()
+    opened = os.open
+
+    def refused(path: str, *arguments: int, **options: int) -> int:
+        if str(path).endswith(".lock"):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+        return opened(path, *arguments, **options)
+
+    monkeypatch.setattr(os, "open", refused)
+    assert train(tmp_path).summary["status"] == "finished"
+    assert (tmp_path / ".lock").exists()
 
 
 def test_a_child_process_of_a_run_does_not_keep_its_lock(tmp_path: Path) -> None:
