@@ -23,6 +23,7 @@ from jocor_fast.config.predictor import Predictor, describe_input
 from jocor_fast.config.resolve import resolve
 from jocor_fast.config.task import build_task
 from jocor_fast.models.networks import build_model
+from test_image_sets import write_other_suffixes
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -195,8 +196,24 @@ def test_the_pictures_of_runs_in_a_folder_of_images_are_not_labelled(
     assert main(["predict", str(digits), str(tmp_path)]) == 0
     out, error = capsys.readouterr()
     assert [row["path"] for row in csv.DictReader(io.StringIO(out))] == [str(tmp_path / "a.png")]
-    assert error == f"jocor-fast: warning: {run}: written by jocor-fast, so that its pictures are left out\n"
-    assert f"no image in {run} but what jocor-fast has written" in error_of(capsys, 1, digits, run)
+    assert error == f"jocor-fast: warning: {run}: written by jocor-fast, so its pictures are skipped\n"
+    assert f"no image in {run}; {run}: written by jocor-fast, so" in error_of(capsys, 1, digits, run)
+
+
+def test_images_of_a_folder_are_labelled_whatever_their_suffix_and_what_is_skipped_is_counted(
+    digits: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Case 52."""
+    write_other_suffixes(tmp_path)
+    for path in tmp_path.rglob("*.jp*g"):
+        Image.fromarray(np.zeros((8, 8), dtype=np.uint8)).save(path)
+    files = [tmp_path / name for name in ("a.jfif", "b.jp2", "c")]
+    for path, kind in zip(files, ("JPEG", "JPEG2000", "PNG"), strict=True):
+        path.write_bytes(encoded(Image.fromarray(np.zeros((8, 8), dtype=np.uint8)), kind))
+    assert main(["predict", str(digits), *map(str, (tmp_path,))]) == 1  # the larger images are none for these networks
+    out, error = capsys.readouterr()
+    assert {row["path"] for row in csv.DictReader(io.StringIO(out))} >= set(map(str, files))
+    assert "6 files skipped: 3 .txt, 2 .heic, 1 without a suffix\n" in error
 
 
 def test_a_file_that_is_no_image_is_named_and_the_others_are_labelled(

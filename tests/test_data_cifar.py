@@ -170,7 +170,11 @@ BROKEN = {
     "label too large": (changed(labels=[1, 2, 10, 3]), "labels must lie in 0 … 9, got 10 in row 2"),
     "labels of objects": (changed(labels=[1, 2, None, 3]), "labels must be whole numbers"),
     "labels of a dict": (changed(labels={1: 2}), "labels must"),
-    "array of objects": (changed(labels=np.array([1, 2, 3, "x"], object)), "an array of type 'O8', not of numbers"),
+    "array of objects": (
+        changed(labels=np.array([1, 2, 3, {}], object)),
+        "an array of Python objects that are not num",
+    ),
+    "array of objects, mixed": (changed(labels=np.array([1, 2, 3, "x"], object)), "got objects of type int and str"),
     "array of dates": (changed(labels=np.zeros(4, "M8[s]")), "an array of type 'M8', not of numbers"),
     "array of records": (changed(labels=np.zeros(4, "i4,i4")), "an array of type 'V8', not of numbers"),
     "array without content": (

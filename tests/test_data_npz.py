@@ -154,9 +154,10 @@ BAD_ARRAYS = {
     ),
     "test type": (archive(x_test=IMAGES / 2, y_test=LABELS), "got .* of float32"),
     "objects": (archive(x_train=np.array([{}] * 4)), "Python objects, which are never loaded"),
-    "label objects": (
-        archive(y_train=np.array([0, None, 1, 2])),
-        "Python objects, which are never loaded",
+    "label objects": (archive(y_train=np.array([0, None, 1, 2])), "got objects of type NoneType and int"),
+    "label objects of a class": (
+        archive(y_train=np.array([0, Path("x"), 1, 2], object)),
+        r"y_train holds Python objects, which are never loaded .*: save y_train\.astype\(str\) in its place",
     ),
     "four channels": (
         archive(x_train=np.zeros((4, 5, 5, 4), np.uint8)),
@@ -256,3 +257,12 @@ def test_a_large_image_archive_is_copied_once(tmp_path: Path):
     dataset = load(tmp_path, x_train=images, y_train=np.arange(100))
     assert dataset.train_inputs.strides == (3072, 1024, 32, 1)
     np.testing.assert_array_equal(dataset.train_inputs, np.moveaxis(images, -1, 1))
+
+
+def test_strings_in_object_arrays_are_read_as_pandas_hands_them_over(tmp_path: Path):
+    """Case 55."""
+    names = np.array(["cat", "dog", "cat", "ölvogel"], dtype=object)
+    for labels in (names, names.astype(str), names[:, None]):
+        np.savez_compressed(tmp_path / "set.npz", x_train=IMAGES, y_train=labels)
+        dataset = load_npz_dataset(tmp_path / "set.npz", name="any")
+        assert (dataset.label_table, dataset.train_labels.tolist()) == (("cat", "dog", "ölvogel"), [0, 1, 0, 2])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,12 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, PngImagePlugin
 from torch import Tensor
 
 from image_cases import encoded, loaded, picture, write_clothing1m
+from jocor_fast.cli.program import _own_warnings_in_one_line
+from jocor_fast.data.dataset import DataError
 from jocor_fast.data.images.bad_files import BadFiles
-from jocor_fast.data.images.image_file import PlainJpeg, read_image
+from jocor_fast.data.images.image_file import PIXELS_VARIABLE, PlainJpeg, decode_by_pillow, most_pixels, read_image
 from jocor_fast.data.images.image_set import ImageDataset
 from jocor_fast.data.images.preprocessing import Draw, Preprocessing
 from jocor_fast.data.images.source import ImageInputs, ImageSource
@@ -230,3 +233,80 @@ def test_what_dali_refuses_and_pillow_takes_is_decoded_by_pillow_from_then_on(
     pipeline = source.decoder._pipeline  # type: ignore[attr-defined]
     assert numbers_and_pixels(source, order)[0] == numbers
     assert source.decoder._pipeline is pipeline  # type: ignore[attr-defined]  # nothing broke it this time
+
+
+def with_broken_exif() -> bytes:
+    """A JPEG whose EXIF data say that they are longer than they are."""
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    exif[0x010E] = "a long description of what is seen"
+    data = bytearray(encoded(picture(0, (40, 60), np.random.default_rng(0)), exif=exif))
+    place = data.index(b"\x01\x0e\0\x02") + 4
+    data[place : place + 4] = (2**16).to_bytes(4, "big")
+    return bytes(data)
+
+
+def odd_images() -> dict[str, bytes]:
+    """Case 57: images that Pillow warns of or refuses, and that are whole."""
+    image = picture(0, (40, 60), np.random.default_rng(0))
+    text = PngImagePlugin.PngInfo()
+    text.add_text("comment", "x" * 3_000_000, zip=True)
+    return {
+        "exif.jpg": with_broken_exif(),
+        "palette.png": encoded(image.convert("P"), "PNG", transparency=bytes([0, 128, 255])),
+        "text.png": encoded(image, "PNG", pnginfo=text),
+        "profile.png": encoded(image, "PNG", icc_profile=bytes(3_000_000)),
+    }
+
+
+@EACH_LOADER
+def test_images_that_pillow_complains_of_are_read_and_its_words_come_with_their_names(
+    tmp_path: Path, loader: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    images = write_list(tmp_path, odd_images())
+    with _own_warnings_in_one_line():
+        for _ in range(2):
+            source = opened(images, loader)
+            numbers, _ = numbers_and_pixels(source, torch.arange(len(images)))
+            assert numbers == list(range(len(images)))
+            assert source.bad_files is not None
+            assert not source.bad_files.reasons
+    lines = sorted(capsys.readouterr().err.splitlines())
+    assert len(lines) == 2
+    assert all(line.startswith(f"jocor-fast: warning: {tmp_path}/") for line in lines)
+    assert "/exif.jpg: Tag data larger than file" in lines[0]
+    assert "/palette.png: Palette images with Transparency" in lines[1]
+
+
+def test_an_image_of_196_megapixels_is_read() -> None:
+    """Case 57: Pillow takes it for an attack."""
+    assert decode_by_pillow(encoded(Image.new("1", (14_000, 14_000), 1), "PNG")).shape == (14_000, 14_000, 3)
+
+
+@pytest.fixture
+def pixel_limit(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
+    """Sets how many pixels an image may have, as the environment says."""
+
+    def limit(text: str) -> None:
+        monkeypatch.setenv(PIXELS_VARIABLE, text)
+        most_pixels.cache_clear()
+
+    yield limit
+    most_pixels.cache_clear()
+
+
+@EACH_LOADER
+def test_images_are_read_up_to_a_limit_of_ours_that_can_be_raised(
+    tmp_path: Path, loader: str, pixel_limit: Callable[[str], None]
+) -> None:
+    images = write_list(tmp_path, {kind: encoded(Image.new("RGB", (60, 50)), kind) for kind in ("JPEG", "PNG")})
+    pixel_limit("3000")
+    assert numbers_and_pixels(opened(images, loader), torch.arange(2))[0] == [0, 1]
+    pixel_limit("2999")
+    with pytest.raises(
+        DataError, match=r"JPEG \(60×50 is more than 2,999 pixels; \$JOCOR_FAST_MAX_PIXELS raises the lim"
+    ):
+        opened(images, loader).first()
+    pixel_limit("many")
+    with pytest.raises(DataError, match="JOCOR_FAST_MAX_PIXELS must be a whole number, got 'many'"):
+        opened(images, loader).first()

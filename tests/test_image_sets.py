@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -43,7 +44,7 @@ def test_what_was_written_beside_the_class_folders_is_no_class(tmp_path: Path) -
     assert dataset.class_names == ("cat", "dog")
     assert dataset.train.paths == ["cat/1.jpg", "dog/2.jpg"]
     folders = ", ".join(f"{tmp_path}/runs/{name}" for name in ("first", "noise", "other", "plotted", "search", "small"))
-    assert dataset.notes == (f"{folders}: written by jocor-fast, so that its pictures are no images to train on",)
+    assert dataset.notes == (f"{folders}: written by jocor-fast, so its pictures are skipped",)
 
 
 @pytest.mark.parametrize("in_annotations", [True, False])
@@ -148,13 +149,90 @@ def test_a_folder_named_test_holds_the_test_images(tmp_path: Path, train: str) -
 
 
 def test_folders_of_images_that_are_left_out_beside_train_are_said(tmp_path: Path) -> None:
-    """A class called train, whose images lie in folders, would be all that is learnt from; valid/ is no val/."""
+    """A class called train, whose images lie in folders, would be all that is learnt from."""
     write_images(tmp_path, "train/steam/1.jpg", "train/electric/2.jpg", "test/steam/3.jpg", "notes/none.txt")
     assert loaded(f"folder:{tmp_path}").notes == ()
-    write_images(tmp_path, "car/4.jpg", "valid/steam/5.jpg", ".hidden/6.jpg")
+    write_images(tmp_path, "car/4.jpg", "plane/steam/5.jpg", ".hidden/6.jpg")
     dataset = loaded(f"folder:{tmp_path}")
     assert dataset.class_names == ("electric", "steam")
-    assert dataset.notes == (f"car, valid in {tmp_path}: left out, since train/ there holds class folders",)
+    assert dataset.notes == (f"car, plane in {tmp_path}: left out, since train/ there holds class folders",)
+
+
+@pytest.mark.parametrize(
+    ("train", "val", "test"),
+    [("Train", "Val", "Test"), ("training", "validation", "testing"), ("TRAIN", "Valid", "test")],
+)
+def test_the_parts_of_a_folder_may_have_any_of_their_usual_names(
+    tmp_path: Path, train: str, val: str, test: str
+) -> None:
+    """Case 53."""
+    write_images(tmp_path, *(f"{part}/{label}/1.jpg" for part in (train, val, test) for label in ("cat", "dog")))
+    dataset = loaded(f"folder:{tmp_path}")
+    assert (dataset.class_names, dataset.notes) == (("cat", "dog"), ())
+    for part, name in ((dataset.train, train), (dataset.val, val), (dataset.test, test)):
+        assert part is not None
+        assert part.paths == [f"{name}/cat/1.jpg", f"{name}/dog/1.jpg"]
+
+
+def test_of_two_names_for_a_part_ours_counts_else_both_are_named(tmp_path: Path) -> None:
+    write_images(tmp_path, "train/cat/1.jpg", "val/cat/2.jpg", "valid/cat/3.jpg")
+    dataset = loaded(f"folder:{tmp_path}")
+    assert dataset.val is not None
+    assert dataset.val.paths == ["val/cat/2.jpg"]
+    assert any(note.startswith("valid in ") for note in dataset.notes)
+    write_images(tmp_path, "Test/cat/4.jpg", "testing/cat/5.jpg")
+    with pytest.raises(DataError, match="Test and testing could both be its part 'test'"):
+        load_dataset(f"folder:{tmp_path}")
+
+
+def test_a_folder_called_like_a_part_is_one_only_if_it_holds_the_classes_beside_it(tmp_path: Path) -> None:
+    write_images(tmp_path, "valid/2020/1.jpg", "invalid/2020/2.jpg", "Testing/invalid/3.jpg")
+    dataset = loaded(f"folder:{tmp_path}")
+    assert dataset.class_names == ("invalid", "valid")
+    assert dataset.test is not None
+    assert dataset.test.paths == ["Testing/invalid/3.jpg"]
+
+
+def test_folders_called_nearly_like_parts_are_said_with_the_names_that_count(tmp_path: Path) -> None:
+    spelling = "the parts of a data set are called train (or training), val (valid, validation) and test (testing)"
+    write_images(tmp_path / "a", "train_set/cat/1.jpg", "Val2017/cat/2.jpg", "valley/3.jpg")
+    assert f"Val2017, train_set: {spelling}" in " ".join(loaded(f"folder:{tmp_path / 'a'}").notes)
+    write_images(tmp_path / "b", "Train/cat/1.jpg", "test_images/cat/2.jpg")
+    assert f"test_images: {spelling}" in " ".join(loaded(f"folder:{tmp_path / 'b'}").notes)
+    write_images(tmp_path / "c", "trn/cat/1.jpg", "test/cat/2.jpg")
+    with pytest.raises(DataError, match=r"the class 'cat' has no training images \(the parts of a data set are called"):
+        load_dataset(f"folder:{tmp_path / 'c'}")
+
+
+def test_what_systems_put_into_folders_is_neither_class_nor_image(tmp_path: Path) -> None:
+    write_images(tmp_path, "cat/1.jpg", "cat/@eaDir/1.jpg/THUMB.jpg", "@eaDir/2.jpg", "__MACOSX/cat/3.jpg")
+    write_images(tmp_path, ".thumbnails/4.jpg", "lost+found/5.jpg", "#recycle/6.jpg", "dog/._7.jpg", "dog/8.jpg")
+    dataset = loaded(f"folder:{tmp_path}")
+    assert (dataset.class_names, dataset.train.paths, dataset.notes) == (("cat", "dog"), ["cat/1.jpg", "dog/8.jpg"], ())
+
+
+def write_other_suffixes(folder: Path) -> None:
+    """Write the folder of case 52, in small."""
+    names = [f"cat/{n}.jpg" for n in range(2)] + [f"cat/{n}.jfif" for n in range(2)] + ["cat/2", "dog/3.JFIF"]
+    write_images(folder, *names, *(f"fox/{n}.jpg" for n in range(3)))
+    for name, kind in (("fox/3.jp2", "JPEG2000"), ("fox/4.photo", "PNG"), ("dog/5.ico", "ICO")):
+        (folder / name).write_bytes(encoded(picture(0, (16, 16), np.random.default_rng(0)), kind))
+    (folder / "owl").mkdir()
+    for name in [f"cat/{n}.txt" for n in range(3)] + ["dog/a.heic", "owl/b.HEIC", "fox/README"]:
+        (folder / name).write_bytes(b"no image\n")
+
+
+def test_images_are_taken_whatever_their_suffix_and_the_rest_is_counted_by_it(tmp_path: Path) -> None:
+    """Case 52."""
+    write_other_suffixes(tmp_path)
+    os.mkfifo(tmp_path / "cat" / "pipe")  # which nobody opens
+    dataset = loaded(f"folder:{tmp_path}")
+    assert dataset.class_names == ("cat", "dog", "fox")
+    assert [Path(path).suffix for path in dataset.train.paths] == [
+        *(".jfif", ".jpg", ".jfif", ".jpg", "", ".JFIF", ".ico"),
+        *(".jpg", ".jpg", ".jpg", ".jp2", ".photo"),
+    ]
+    assert dataset.notes == ("7 files skipped: 3 .txt, 2 .heic, 2 without a suffix", "no image in owl")
 
 
 def test_names_that_are_numbers_are_those_classes_unless_two_are_the_same_number(tmp_path: Path) -> None:
@@ -217,6 +295,30 @@ def test_a_list_has_labels_truth_and_split_in_any_order_of_columns(tmp_path: Pat
     assert dataset.label_table == ("cat", "dog")
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        ",path,label,split\n0,a.jpg,cat,train\n1,b.jpg,dog,train\n2,c.jpg,dog,val\n3,d.jpg,cat,test\n",
+        "path;label;split\na.jpg;cat;train\nb.jpg;dog;train\nc.jpg;dog;val\nd.jpg;cat;test\n",
+        "Path,Label,Split\na.jpg,cat,Train\nb.jpg,dog,training\nc.jpg,dog,valid\nd.jpg,cat,TESTING\n",
+        "FileName\tsubset\tClass\na.jpg\ttrain\tcat\nb.jpg\ttrain\tdog\nc.jpg\tvalidation\tdog\nd.jpg\ttest\tcat\n",
+    ],
+    ids=["pandas", "semicolons", "capitals", "other names, tabs"],
+)
+def test_a_list_as_programs_write_it_is_read_like_a_plain_one(tmp_path: Path, text: str) -> None:
+    """Case 58."""
+    plain = "path,label,split\na.jpg,cat,train\nb.jpg,dog,train\nc.jpg,dog,val\nd.jpg,cat,test\n"
+    found = []
+    for content in (plain, text):
+        (tmp_path / "list.csv").write_text(content)
+        dataset = loaded(f"csv:{tmp_path / 'list.csv'}")
+        assert dataset.test is not None
+        assert dataset.val is not None
+        parts = (dataset.train, dataset.val, dataset.test)
+        found.append([(part.paths, part.labels.tolist()) for part in parts])
+    assert found[0] == found[1]
+
+
 def test_a_list_without_split_takes_test_images_from_a_folder_beside_it(tmp_path: Path) -> None:
     write_images(tmp_path, "test/1/t.jpg")
     (tmp_path / "list.csv").write_text("path,label\na.jpg,0\nb.jpg,1\n")
@@ -229,9 +331,10 @@ def test_a_list_without_split_takes_test_images_from_a_folder_beside_it(tmp_path
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "line 1: the header must be path,label"),
-        ("a.jpg,0\n", "line 1: the header must be path,label"),
-        ("path,label,color\n", "line 1: the header must be path,label"),
+        ("", "line 1: the header must have the columns path, label, and may have clean, split, got ''"),
+        ("a.jpg,0\n", "line 1: the header must have the columns path, label"),
+        ("path,color\n", "line 1: the header must have the columns path, label"),
+        ("file,label,Image\n", "line 1: 'file' and 'Image' could both be the column path; rename all but one"),
         ("path,label\na.jpg,0\n\nb.jpg\n", "line 4: there must be 2 cells, got 1"),
         ("path,label\na.jpg,\n", "line 2: the label is empty"),
         ("path,label,split\na.jpg,0,dev\n", "line 2: the split must be one of train, val, test, got 'dev'"),

@@ -114,6 +114,13 @@ def test_a_hostile_array_runs_nothing(tmp_path: Path, form: str):
     assert not (tmp_path / "harm").exists()
 
 
+@pytest.mark.parametrize("form", [".npy", ".npz", ".pt"])
+def test_strings_in_object_arrays_are_labels(tmp_path: Path, form: str):
+    table = ("cat", "dog", "fox")
+    values = np.array(table, object)[NOISY]
+    assert read_labels(written(tmp_path, form, values), CLEAN, 3, label_table=table).noisy.tolist() == NOISY.tolist()
+
+
 def test_a_key_may_hold_blanks_and_a_path_colons(tmp_path: Path):
     folder = tmp_path / "a:b.npz:c"
     folder.mkdir()
@@ -144,12 +151,22 @@ def csv_file(folder: Path, text: str, encoding: str = "utf-8") -> str:
         "id,label,clean\n5,0,2\n3,1,0\n4,1,1\n0,0,0\n2,2,2\n1,2,1",
         "clean,id,label\r\n0,0,0\r\n1,1,2\r\n2,2,2\r\n0,3,1\r\n1,4,1\r\n2,5,0\r\n",
         '\ufeffid, label ,clean\n\n"0","0","0"\n1, 2, 1\n 2,2.0,2\n3,1,0\n\n4,1,1\n5,0,2\n\n',
+        ",label,clean\n0,0,0\n1,2,1\n2,2,2\n3,1,0\n4,1,1\n5,0,2\n",
+        "Unnamed: 0,ID,Target,True_Label\n9,0,0,0\n8,1,2,1\n7,2,2,2\n6,3,1,0\n5,4,1,1\n4,5,0,2\n",
+        '"id";"label";"clean"\r\n0;0;0\r\n1;2;1\r\n2;2;2\r\n3;1;0\r\n4;1;1\r\n5;0;2\r\n;;\r\n',
+        "id\tlabel\tclean\n0\t0\t0\n1\t2\t1\n2\t2\t2\n3\t1\t0\n4\t1\t1\n5\t0\t2\n",
     ],
-    ids=["plain", "any order", "columns and line ends", "BOM, blanks, quotes"],
+    ids=["plain", "any order", "columns and line ends", "BOM, blanks, quotes", "pandas", "names", "semicolons", "tabs"],
 )
 def test_csv_rows_are_matched_by_id(tmp_path: Path, text: str):
     labels = read_labels(csv_file(tmp_path, text), CLEAN, 3)
     assert (labels.noisy.tolist(), labels.clean.tolist()) == (NOISY.tolist(), CLEAN.tolist())
+
+
+def test_columns_that_are_not_read_are_named(tmp_path: Path):
+    text = "id,label,cleen,note\n" + "".join(f"{row},{label},0,x\n" for row, label in enumerate(NOISY))
+    with pytest.warns(UserWarning, match=r"labels\.csv: columns that are not read: cleen, note"):
+        assert read_labels(csv_file(tmp_path, text), CLEAN, 3).clean is None
 
 
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=50), st.randoms(use_true_random=False))
@@ -164,11 +181,12 @@ def test_shuffled_csv_rows_come_back_in_order(
 
 HEADER = "id,label\n"
 BAD_CSV = {
-    "empty": ("", "line 1: the header must be id,label or id,label,clean, got ''"),
-    "no header": ("0,1\n1,2\n", "line 1: the header must be .*got '0,1'"),
-    "other columns": ("id,label,truth\n", "line 1: the header"),
-    "twice a column": ("id,label,label\n", "line 1: the header"),
-    "semicolons": ("id;label\n0;1\n", "line 1: the header"),
+    "empty": ("", "line 1: the header must have the columns id, label, and may have clean, got ''"),
+    "no header": ("0,1\n1,2\n", "line 1: the header must .*got '0,1'"),
+    "other columns": ("id,labels\n", "line 1: the header"),
+    "twice a column": ("id,label,label\n", "line 1: 'label' and 'label' could both be the column label"),
+    "two names of a column": ("id,Label,class\n", "line 1: 'Label' and 'class' could both be the column label"),
+    "colons": ("id:label\n0:1\n", "line 1: the header"),
     "cells": (HEADER + "0,1\n1\n", "line 3: there must be 2 cells, got 1"),
     "more cells": (HEADER + "0,1,1\n", "line 2: there must be 2 cells, got 3"),
     "id is a word": (HEADER + "a.png,1\n", "line 2: the id must lie in 0 … 5, got 'a.png'"),

@@ -12,6 +12,7 @@ from PIL import Image
 from image_cases import damage, encoded, loaded, picture, write_clothing1m
 from jocor_fast.cli.program import main
 from jocor_fast.data.images import prepare
+from test_image_sets import write_other_suffixes
 
 
 @pytest.mark.parametrize("in_annotations", [True, False])
@@ -154,3 +155,14 @@ def test_where_no_image_can_be_read_few_files_are_tried_and_nothing_is_written(
     (tmp_path / "30.jpg").write_bytes(encoded(picture(0, (20, 20), np.random.default_rng(0))))
     assert main(arguments) == 0  # some can be read: the others are left out
     assert "2,998 files cannot be read" in capsys.readouterr().out
+
+
+def test_what_is_skipped_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Case 52."""
+    write_other_suffixes(tmp_path / "photos")
+    assert main(["prepare", "--dataset", f"folder:{tmp_path / 'photos'}", "--output", str(tmp_path / "small")]) == 0
+    out = capsys.readouterr().out
+    assert out.count("6 files skipped: 3 .txt, 2 .heic, 1 without a suffix\n") == 1
+    assert "no image in owl\n" in out
+    original, small = (loaded(f"folder:{tmp_path / name}") for name in ("photos", "small"))
+    assert small.train.paths == original.train.paths

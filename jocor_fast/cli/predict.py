@@ -17,7 +17,7 @@ from jocor_fast.config.predictor import Predictor
 from jocor_fast.config.resolve import ConfigError
 from jocor_fast.data.arrays import split_key, user_path
 from jocor_fast.data.images.image_file import BadImage
-from jocor_fast.data.images.lists import images_below
+from jocor_fast.data.images.lists import Walk
 from jocor_fast.errors import RunError
 from jocor_fast.files.whole_file import check_writable, write_text
 from jocor_fast.report.screen import visible, warn
@@ -132,12 +132,12 @@ def _images(path: Path) -> list[Path]:
     """The image itself, or those in a folder and below, by name; the pictures of runs among them are none."""
     if not path.is_dir():
         return [path]
-    written: list[str] = []
-    found = [Path(image) for image in images_below(str(path), written)]
+    walk = Walk()
+    found = [Path(image) for image in walk.images(str(path))]
     if not found:
-        raise RunError(f"PATH: there is no image in {path}" + " but what jocor-fast has written" * bool(written))
-    if written:
-        warn(f"{', '.join(written)}: written by jocor-fast, so that its pictures are left out")
+        raise RunError("; ".join((f"PATH: there is no image in {path}", *walk.notes())))
+    for note in walk.notes():
+        warn(note)
     return found
 
 

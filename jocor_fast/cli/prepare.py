@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
+from functools import partial
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -57,7 +58,7 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     size = parse_size(arguments.size)
     quality = parse_count("--quality", arguments.quality, Preparation.quality, most=MOST_QUALITY)
     output = user_path(arguments.output)
-    dataset = load_dataset(arguments.dataset, arguments.data_root)
+    dataset = load_dataset(arguments.dataset, arguments.data_root, announce=partial(say, console))
     assert isinstance(dataset, ImageDataset)
     preparation = Preparation(dataset.resize if size is None else size, quality)
     with _bar(console) as bar:

@@ -27,6 +27,7 @@ from jocor_fast._command import answer_interrupts
 from jocor_fast.cli import audit, estimate_noise, info, plot, predict, prepare, reproduce, search_lambda, train
 from jocor_fast.config.resolve import ConfigError, closest_option
 from jocor_fast.data.dataset import DataError
+from jocor_fast.data.images.image_file import warning_of_pillow
 from jocor_fast.engine.processes import FailedElsewhere, launched_together, speaks
 from jocor_fast.errors import RunError
 from jocor_fast.report.screen import complain, listed, warn
@@ -194,14 +195,22 @@ class _Console(Console):
 
 @contextlib.contextmanager
 def _own_warnings_in_one_line() -> Iterator[None]:
-    """What the library warns of is a sentence like an error's; others' warnings look as ever."""
+    """What the library warns of is a sentence like an error's; others' warnings look as ever.
+
+    Pillow's name the file, and each place in its code warns once: thousands of images can have the same fault.
+    """
     package = Path(__file__).parents[1]
+    places: set[tuple[str, int]] = set()
 
     def show(message: Warning | str, category: type[Warning], filename: str, lineno: int, *rest: Any) -> None:
         if not speaks():
             return
         if package in Path(filename).parents:
             warn(str(message))
+        elif (sentence := warning_of_pillow(str(message), filename)) is not None:
+            if (filename, lineno) not in places:
+                warn(sentence)
+            places.add((filename, lineno))
         else:
             others(message, category, filename, lineno, *rest)
 

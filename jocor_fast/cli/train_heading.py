@@ -67,9 +67,6 @@ def print_heading(
         lines["training"] += ", twice: first a Standard network, whose predictions give the transition matrix"
     lines["output"] = config["output"]
     say_subjects(console, lines)
-    if isinstance(task.dataset, ImageDataset):
-        for note in task.dataset.notes:
-            say_subjects(console, {"note": note})
 
 
 def warnings_of(config: Config, task: Task, processes: Processes, batch: int) -> list[str]:

@@ -1,21 +1,20 @@
-"""Files of a user's: arrays in .npy, .npz and .pt, read without ever running code that a file holds; rows of .csv."""
+"""Files of a user's: arrays in .npy, .npz and .pt, read without ever running code that a file holds."""
 
 from __future__ import annotations
 
 import contextlib
-import csv
 import os
 import re
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import torch
 
 from jocor_fast.data.dataset import DataError
-from jocor_fast.data.pickled_arrays import STAND_INS, unwrapped
+from jocor_fast.data.pickled_arrays import STAND_INS, unpickled, unwrapped
 
 _STAND_INS: list[Any] = [(stand_in, name) for name, stand_in in STAND_INS.items()]  # torch's order of the two
 _KEYS_NAMED = 20  # in a message; a network's state_dict() has hundreds
@@ -59,27 +58,40 @@ def reading(path: str | os.PathLike[str], kind: str) -> Iterator[None]:
         raise DataError(f"{name} is not {kind}: {_reason(error)}") from error
 
 
-def csv_rows(path: str | os.PathLike[str], errors: str = "surrogateescape") -> Iterator[tuple[int, list[str]]]:
-    """The rows of a .csv file that are not blank, each with the number of its line; DataError as for `reading`."""
-    with (
-        reading(path, "a .csv file in UTF-8"),
-        open(path, newline="", encoding="utf-8-sig", errors=errors) as file,
-    ):
-        rows = csv.reader(file, strict=True)
-        try:
-            yield from ((rows.line_num, row) for row in rows if row)
-        except csv.Error as error:
-            raise DataError(f"{os.fspath(path)}, line {rows.line_num}: {error}") from None
-
-
 def read_npy(path: str | os.PathLike[str]) -> np.ndarray:
-    """The array of a .npy file; DataError where it is none, or one of Python objects."""
+    """Return the array of a .npy file; DataError where it is none, or one of objects that are no numbers or strings."""
     with reading(path, "a .npy array"), open(path, "rb") as file:
+        objects = _object_array(file, os.fspath(path), "array")
+        if objects is not None:
+            return objects
         array = np.load(file, allow_pickle=False)
         if isinstance(array, np.ndarray):
             return array
         array.close()
         raise DataError(f"{os.fspath(path)} is an .npz archive, not a .npy array")
+
+
+def _object_array(file: IO[bytes], where: str, name: str) -> np.ndarray | None:
+    """Return the array of numbers and strings in a .npy file of Python objects; None where it is another file.
+
+    `name` is what the user calls the array. Such a file is a pickle, of which no code is run.
+    """
+    try:
+        version = np.lib.format.read_magic(file)
+        header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        holds_objects = header(file)[2].hasobject
+    except ValueError:  # of another format
+        holds_objects = False
+    if not holds_objects:
+        file.seek(0)
+        return None
+    try:
+        return unwrapped(unpickled(file))
+    except Exception:  # of any kind, as the content has it
+        raise DataError(
+            f"{where} holds Python objects, which are never loaded unless they are numbers or strings: "
+            f"save {name}.astype(str) in its place"
+        ) from None
 
 
 class NpzArchive(contextlib.AbstractContextManager["NpzArchive"]):
@@ -93,7 +105,8 @@ class NpzArchive(contextlib.AbstractContextManager["NpzArchive"]):
             archive = np.load(file, allow_pickle=False)
             if not isinstance(archive, np.lib.npyio.NpzFile):
                 raise DataError(f"{self.path} is a single array, not an .npz archive")
-            self._archive, self._file = archive, file
+            assert archive.zip is not None
+            self._archive, self._zip, self._file = archive, archive.zip, file
             on_error.pop_all()
 
     @property
@@ -101,10 +114,12 @@ class NpzArchive(contextlib.AbstractContextManager["NpzArchive"]):
         return tuple(self._archive.files)
 
     def read(self, key: str | None) -> np.ndarray:
-        """One array; DataError where none is named or there is none so named, or it is broken or of Python objects."""
+        """Return one array; DataError where none is named or there is none so named, or as for `read_npy`."""
         key = _named(os.fspath(self.path), "array", key, self.keys)
         with reading(self.path, "an .npz archive"):
-            return self._archive[key]
+            with self._zip.open(self._zip.namelist()[self.keys.index(key)]) as file:
+                objects = _object_array(file, f"{self.path}: {key}", key)
+            return self._archive[key] if objects is None else objects
 
     def __exit__(self, *exception: object) -> None:
         self._archive.close()

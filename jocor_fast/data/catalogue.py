@@ -46,13 +46,23 @@ def load_dataset(
             "folder:DIR" or "csv:FILE".
         root: the folder of data sets (`--data-root`), default `default_root()`: NAME is looked for in root/NAME, then
             in root itself. MNIST and Fashion-MNIST are downloaded into root/NAME where they are in neither.
-        announce: called with a sentence before each download.
+        announce: called with a sentence before each download, and with the data set's notes.
 
     Raises:
         TypeError: `name` is not a str.
         DataError (a ValueError): the name is unknown, or the data set is absent or broken; one sentence names the file,
             the fault and, for what is absent, where to get it.
     """
+    dataset = _loaded(name, root, announce)
+    if announce is not None and isinstance(dataset, ImageDataset):
+        for note in dataset.notes:
+            announce(f"note: {note}")
+    return dataset
+
+
+def _loaded(
+    name: str, root: str | os.PathLike[str] | None, announce: Callable[[str], None] | None
+) -> Dataset | ImageDataset:
     if not isinstance(name, str):
         raise TypeError(f"dataset must be a str, got {type(name).__name__}")
     if name in (NPZ_PREFIX, FOLDER_PREFIX, CSV_PREFIX):  # an empty path would be the current folder

@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from jocor_fast.data.arrays import NpzArchive, csv_rows, read_npy, read_pt, split_key, user_path
+from jocor_fast.data.arrays import NpzArchive, read_npy, read_pt, split_key, user_path
 from jocor_fast.data.classes import LabelError, class_numbers
+from jocor_fast.data.columns import read_table
 from jocor_fast.data.dataset import DataError
 
 _FORMS = "FILE.npy, FILE.npz:KEY, FILE.pt:KEY or FILE.csv"
@@ -50,8 +51,8 @@ def read_labels(
 ) -> Labels:
     """Read the labels to train on, and the clean ones if they are there.
 
-    A .csv has a header id,label or id,label,clean, and each id of 0 … N−1 once, in any order. The other forms hold an
-    array [N] or [N, 1] in data-set order.
+    A .csv has the columns id,label[,clean] (`columns.read_table`), and each id of 0 … N−1 once, in any order. The
+    other forms hold an array [N] or [N, 1] in data-set order.
 
     Args:
         spec: FILE.npy, FILE.npz:KEY, FILE.pt:KEY or FILE.csv.
@@ -151,17 +152,10 @@ def _read_columns(spec: str, num_samples: int, errors: str) -> tuple[_Column, _C
 
 
 def _read_csv(path: Path, num_samples: int, errors: str) -> tuple[_Column, _Column | None]:
-    rows = csv_rows(path, errors)
-    _, header = next(rows, (1, []))
-    names = [name.strip() for name in header]
-    if sorted(names) not in (["id", "label"], ["clean", "id", "label"]):
-        raise DataError(f"{path}, line 1: the header must be id,label or id,label,clean, got {','.join(header)!r}")
-    cells: list[list[str]] = [[]] * num_samples
+    cells: list[dict[str, str]] = [{}] * num_samples
     lines = [0] * num_samples
-    for line, row in rows:
-        if len(row) != len(names):
-            raise DataError(f"{path}, line {line}: there must be {len(names)} cells, got {len(row)}")
-        text = row[names.index("id")].strip()
+    for line, row in read_table(path, ("id", "label"), ("clean",), errors=errors, index="id"):
+        text = row["id"].strip()
         number = int(text) if text.isdecimal() and len(text) < 20 else -1
         if not 0 <= number < num_samples:
             raise DataError(f"{path}, line {line}: the id must lie in 0 … {num_samples - 1}, got {text!r}")
@@ -170,5 +164,5 @@ def _read_csv(path: Path, num_samples: int, errors: str) -> tuple[_Column, _Colu
         cells[number], lines[number] = row, line
     if 0 in lines:
         raise DataError(f"{path} must hold each id of 0 … {num_samples - 1} once, but {lines.index(0)} is missing")
-    columns = {name: _Column(str(path), [row[i] for row in cells], lines) for i, name in enumerate(names)}
+    columns = {name: _Column(str(path), [row[name] for row in cells], lines) for name in cells[0]}
     return columns["label"], columns.get("clean")

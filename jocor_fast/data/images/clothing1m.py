@@ -19,7 +19,8 @@ import numpy as np
 
 from jocor_fast.data.arrays import reading
 from jocor_fast.data.dataset import DataError
-from jocor_fast.data.images.image_set import IMAGE_SUFFIXES, ImageDataset, ImageList
+from jocor_fast.data.images.image_file import IMAGE_SUFFIXES
+from jocor_fast.data.images.image_set import ImageDataset, ImageList
 
 CLOTHING1M = "clothing1m"
 NOISY_TRAIN, CLEAN_TRAIN = "noisy_train_key_list.txt", "clean_train_key_list.txt"

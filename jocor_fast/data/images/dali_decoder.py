@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from jocor_fast.data.images.decoder import Loaded, Settle
-from jocor_fast.data.images.image_file import BadImage, PlainJpeg, as_ppm, decode_by_pillow, read_image
+from jocor_fast.data.images.image_file import BadImage, PlainJpeg, as_ppm, decode_by_pillow, decoding, read_image
 from jocor_fast.data.images.preprocessing import Box, Draw, Preprocessing
 from jocor_fast.machine import usable_cores
 
@@ -196,6 +196,7 @@ def _feed(pipeline: Pipeline, images: list[EncodedImage], *, start: bool = True)
 
 def _by_pillow(image: EncodedImage) -> EncodedImage | BadImage:
     """The same image, for a decoder that refused it."""
+    decoding.path = image.path
     try:
         return image._replace(data=as_ppm(decode_by_pillow(image.data)))
     except BadImage as error:

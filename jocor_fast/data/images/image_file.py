@@ -7,14 +7,29 @@ be decoded at all.
 
 from __future__ import annotations
 
+import functools
 import io
 import os
 import stat
+import threading
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from PIL import Image, ImageOps
+from PIL import Image, ImageFile, ImageOps, PngImagePlugin
+
+from jocor_fast.data.dataset import DataError
+
+# Taken for images without a look into them, since there may be a million.
+IMAGE_SUFFIXES = (".jpg", ".jpeg", ".jfif", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
+_TEXT_SUFFIXES = (".txt", ".json", ".xml", ".csv")  # often one beside each image
+_NOT_DECODED = ("EPS", "MPEG")  # by Pillow alone
+
+# An image takes three bytes a pixel, in each of the threads that read.
+MOST_PIXELS, PIXELS_VARIABLE = 2**28, "JOCOR_FAST_MAX_PIXELS"
+# Pillow's limits hold for the whole process, which is the command's: `import jocor_fast` does not come here.
+Image.MAX_IMAGE_PIXELS = None
+PngImagePlugin.MAX_TEXT_CHUNK = PngImagePlugin.MAX_TEXT_MEMORY
 
 _BASELINE, _EXTENDED, _PROGRESSIVE = 0xC0, 0xC1, 0xC2
 _FRAMES = (_BASELINE, _EXTENDED, _PROGRESSIVE)
@@ -44,6 +59,48 @@ class PlainJpeg(NamedTuple):
     width: int
 
 
+class _Decoding(threading.local):
+    """Which file a thread reads."""
+
+    path: str = ""
+
+
+decoding = _Decoding()
+
+
+def warning_of_pillow(message: str, source: str) -> str | None:
+    """Return what Pillow warns of with the file that this thread reads; None where `source` is another package's."""
+    if Path(Image.__file__).parent not in Path(source).parents:
+        return None
+    return f"{decoding.path}: {message} (Pillow); the image is used"
+
+
+@functools.cache
+def most_pixels() -> int:
+    """Return how many pixels an image may have; DataError where the environment says it with no whole number."""
+    told = os.environ.get(PIXELS_VARIABLE)
+    if told is None:
+        return MOST_PIXELS
+    if not told.isdecimal():
+        raise DataError(f"${PIXELS_VARIABLE} must be a whole number, got {told!r}")
+    return int(told)
+
+
+def is_image(path: str) -> bool:
+    """Tell whether a file is an image, by its name or else its first bytes; whether it is whole shows in decoding."""
+    name = path.lower()
+    if name.endswith(IMAGE_SUFFIXES):
+        return True
+    if name.endswith(_TEXT_SUFFIXES) or not os.path.isfile(path):
+        return False
+    decoding.path = path
+    try:
+        with Image.open(path) as image:
+            return not isinstance(image, ImageFile.StubImageFile) and image.format not in _NOT_DECODED
+    except Exception:  # of all kinds, as in `decode_by_pillow`
+        return False
+
+
 def read_image(path: str | Path) -> PlainJpeg | np.ndarray:
     """A file as a plain JPEG, or as the pixels uint8 [H, W, 3] that Pillow decodes it to.
 
@@ -52,11 +109,15 @@ def read_image(path: str | Path) -> PlainJpeg | np.ndarray:
     """
     data = read_bytes(path)
     size = _plain_jpeg_size(data)
-    return decode_by_pillow(data) if size is None else PlainJpeg(np.frombuffer(data, np.uint8), *size)
+    if size is None:
+        return decode_by_pillow(data)
+    _check_size(*size)
+    return PlainJpeg(np.frombuffer(data, np.uint8), *size)
 
 
 def read_bytes(path: str | Path) -> bytearray:
     """The bytes of a file; BadImage where it is missing, unreadable, empty, too large, or a device or a pipe."""
+    decoding.path = os.fspath(path)
     try:
         with open(path, "rb", buffering=0, opener=_open_without_waiting) as file:
             status = os.fstat(file.fileno())
@@ -86,6 +147,7 @@ def decode_by_pillow(data: Any) -> np.ndarray:
     """
     try:
         with Image.open(io.BytesIO(data)) as image:
+            _check_size(image.height, image.width)
             image.load()
             ImageOps.exif_transpose(image, in_place=True)
             if image.mode in _SIXTEEN_BITS:
@@ -93,12 +155,17 @@ def decode_by_pillow(data: Any) -> np.ndarray:
                 eight_bits = np.clip(np.rint(gray), 0, 255).astype(np.uint8)
                 return np.repeat(eight_bits[:, :, None], 3, axis=2)
             return np.array(image if image.mode == "RGB" else image.convert("RGB"))
-    except MemoryError:
+    except (MemoryError, DataError, BadImage):
         raise
     except Exception as error:  # Pillow's plugins let all kinds through: OSError, SyntaxError, struct.error …
         if isinstance(error, Image.UnidentifiedImageError):
             raise BadImage("not an image of a known format") from None
         raise BadImage(str(error) or type(error).__name__) from None
+
+
+def _check_size(height: int, width: int) -> None:
+    if height * width > most_pixels():
+        raise BadImage(f"{width}×{height} is more than {most_pixels():,} pixels; ${PIXELS_VARIABLE} raises the limit")
 
 
 def as_ppm(pixels: np.ndarray) -> np.ndarray:

@@ -11,7 +11,6 @@ import numpy as np
 from jocor_fast.data.dataset import DataError
 from jocor_fast.data.images.preprocessing import CROP
 
-IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
 SMALLEST_CROP = 8  # cnn halves it three times
 MOST_TRIED = 100  # where none of so many files can be read, the folder is wrong, not the files
 

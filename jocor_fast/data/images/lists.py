@@ -3,90 +3,176 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from jocor_fast.data.arrays import csv_rows, reading
+from jocor_fast.data.arrays import reading
 from jocor_fast.data.classes import number_classes
+from jocor_fast.data.columns import read_table, split_named
 from jocor_fast.data.dataset import DataError
-from jocor_fast.data.images.image_set import IMAGE_SUFFIXES, ImageDataset, ImageList
+from jocor_fast.data.images.image_file import IMAGE_SUFFIXES, is_image
+from jocor_fast.data.images.image_set import ImageDataset, ImageList
 from jocor_fast.files.names import COMPARISON, NOISE_MATRIX, OURS
 
 PARTS = ("train", "val", "test")
+# What systems put into folders by themselves, in any case; names that begin with a dot are passed over too.
+SYSTEM_FOLDERS = frozenset(
+    {"@eadir", "@recycle", "#recycle", "#snapshot", "$recycle.bin", "__macosx", "lost+found", "__pycache__"}
+    | {"system volume information"}
+)
+SPELLINGS = "the parts of a data set are called train (or training), val (valid, validation) and test (testing)"
+_NAMED = 20  # in a note
 
 _Images = list[tuple[str, str]]  # (path, label)
+
+
+@dataclass
+class Walk:
+    """A walk through folders of images, and what it passed over.
+
+    Attributes:
+        written: folders that this program has written: their pictures are no images to learn from or to label.
+        skipped: files that are no images, by suffix.
+        empty: class folders without an image.
+    """
+
+    written: list[str] = field(default_factory=list)
+    skipped: Counter[str] = field(default_factory=Counter)
+    empty: list[str] = field(default_factory=list)
+
+    def images(self, folder: str, above: tuple[str, ...] = ()) -> Iterator[str]:
+        """Yield the paths of the images in a folder and below, by name, whatever their suffix; no hidden ones.
+
+        `above` are the folders that this one was reached by; a DataError where a link leads back to one of them.
+        """
+        here = os.path.realpath(folder)
+        if here in above:
+            raise DataError(f"{folder} is {here} once more, to which a link in it leads back")
+        entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+        images = {entry.name for entry in entries if entry.name.lower().endswith(IMAGE_SUFFIXES)}
+        if any(entry.name in OURS for entry in entries) or (images and images <= {COMPARISON, NOISE_MATRIX}):
+            self.written.append(folder)
+            return
+        for entry in entries:
+            if _of_the_system(entry.name):
+                continue
+            if entry.is_dir():
+                yield from self.images(entry.path, (*above, here))
+            elif is_image(entry.path):
+                yield entry.path
+            else:
+                self.skipped[os.path.splitext(entry.name)[1].lower() or "without a suffix"] += 1
+
+    def class_folders(self, base: Path, folder: Path, classes: Iterable[str]) -> _Images:
+        """Return the images below folder/CLASS for each class, their paths relative to `base`."""
+        found: _Images = []
+        for label in classes:
+            written = len(self.written)
+            images = [(os.path.relpath(image, base), label) for image in self.images(str(folder / label))]
+            if not images and len(self.written) == written:
+                self.empty.append(os.path.relpath(folder / label, base))
+            found += images
+        return found
+
+    def notes(self) -> list[str]:
+        """Return a sentence for each kind of thing that was passed over."""
+        notes = []
+        if self.written:
+            notes.append(f"{_some(self.written)}: written by jocor-fast, so its pictures are skipped")
+        if self.skipped:
+            count = self.skipped.total()
+            kinds = sorted(self.skipped.items(), key=lambda kind: (-kind[1], kind[0]))
+            suffixes = _some([f"{number:,} {suffix}" for suffix, number in kinds])
+            notes.append(f"{count:,} file{'s' * (count != 1)} skipped: {suffixes}")
+        if self.empty:
+            notes.append(f"no image in {_some(self.empty)}")
+        return notes
 
 
 def load_folder(folder: Path, name: str) -> ImageDataset:
     """Class folders: DIR/CLASS/…/image, or DIR/train/CLASS/…/image; DIR/test and DIR/val likewise, where they are.
 
-    Images are taken in the order of their paths, classes in that of their names. Passed over are names that begin with
-    a dot, files whose suffix is not that of an image, and what this program has written (runs/ beside the images).
+    The parts may have any of their usual names (`columns.SPLITS`). Images are taken in the order of their paths,
+    classes in that of their names. Passed over are names that begin with a dot, folders that systems make, files that
+    are no images (the notes count them), and what this program has written (runs/ beside the images).
 
     Raises:
         DataError: there are no class folders, or no images in them, or a class that is only tested on.
     """
-    written: list[str] = []
-    notes: list[str] = []
     with reading(folder, "a folder of images"):
         folder.stat()  # one that is absent is said to be
-        parts = {part: _class_folders(folder, folder / part, written) for part in ("val", "test")}
-        parts["train"] = _class_folders(folder, folder / "train", written)
-        if not parts["train"]:
-            skipped = [part for part in ("val", "test") if parts[part]]
-            parts["train"] = _class_folders(folder, folder, written, skipped)
-        elif beside := _folders_with_images(folder, PARTS):
-            notes.append(f"{', '.join(beside)} in {folder}: left out, since train/ there holds class folders")
-    if not parts["train"]:
-        raise DataError(f"{folder} must hold a folder of images for each class, or train/ with such folders")
+        names = _folders(folder)
+        places = _parts_in(folder, names)
+        walk = Walk()
+        parts = {
+            part: walk.class_folders(folder, folder / place, _folders(folder / place)) for part, place in places.items()
+        }
+        others = [name for name in names if name not in places.values()]
+        notes = []
+        if "train" not in parts:
+            parts["train"] = walk.class_folders(folder, folder, others)
+            others = sorted({label for _, label in parts["train"]})
+        elif others := [other for other in others if _holds_images(folder / other)]:
+            train = places["train"]
+            notes.append(f"{_some(others)} in {folder}: left out, since {train}/ there holds class folders")
     classes = {label for _, label in parts["train"]}
-    for part in ("val", "test"):
-        for path, label in parts[part]:
+    if not classes:
+        raise DataError(f"{folder} must hold a folder of images for each class, or train/ with such folders")
+    if misspelt := [name for name in others if _is_like_a_part(name)]:
+        notes.append(f"{_some(misspelt)}: {SPELLINGS}, in any case, and hold a folder for each class")
+    for images in parts.values():
+        for path, label in images:
             if label not in classes:
-                raise DataError(f"{folder / path}: the class {label!r} has no training images")
-    if written:
-        notes.append(f"{', '.join(written)}: written by jocor-fast, so that its pictures are no images to train on")
-    return _dataset(name, folder, str(folder), parts, notes=notes)
+                raise DataError(f"{folder / path}: the class {label!r} has no training images ({SPELLINGS})")
+    return _dataset(name, folder, str(folder), parts, notes=(*notes, *walk.notes()))
 
 
 def load_csv(path: Path, name: str) -> ImageDataset:
-    """A list with a header path,label[,clean][,split], its columns in any order; paths are relative to its folder.
+    """A list with columns path,label[,clean][,split], as `columns.read_table` finds them.
 
-    `clean` is the true label, `split` one of train, val and test (rows for test and val count by their true label,
-    where there is one). Without that column test images are those of class folders in a folder test/ beside the list.
+    Paths are relative to its folder. `clean` is the true label, `split` one of train, val and test (rows for test and
+    val count by their true label, where there is one). Without that column test images are those of class folders in a
+    folder test/ beside the list.
 
     Raises:
         DataError: the list is absent or a line of it wrong; the sentence names the line.
     """
-    rows = list(_checked_rows(path))
     parts: dict[str, _Images] = {part: [] for part in PARTS}
     truth: list[str] = []
-    for row in rows:
+    row: Mapping[str, str] = {}
+    for row in _checked_rows(path):
         part = row.get("split", "train")
         parts[part].append((row["path"], row["label"] if part == "train" else row.get("clean", row["label"])))
         if part == "train" and "clean" in row:
             truth.append(row["clean"])
-    if rows and "split" not in rows[0]:
-        parts["test"] = _class_folders(path.parent, path.parent / "test", [])
+    walk = Walk()
+    if "split" not in row:
+        test = _parts_in(path.parent, _folders(path.parent)).get("test")
+        if test is not None:
+            parts["test"] = walk.class_folders(path.parent, path.parent / test, _folders(path.parent / test))
     if not parts["train"]:
         raise DataError(f"{path} has no row to train on")
-    return _dataset(name, path.parent, str(path), parts, truth)
+    return _dataset(name, path.parent, str(path), parts, truth, walk.notes())
 
 
 def _dataset(
     name: str,
     folder: Path,
     source: str,
-    parts: dict[str, _Images],
+    parts: Mapping[str, _Images],
     truth: Sequence[str] = (),
     notes: Sequence[str] = (),
 ) -> ImageDataset:
     """Number the classes over all parts, and put them together."""
     trained_on = {os.path.normpath(path) for path, _ in parts["train"]}
-    for path, _ in (*parts["val"], *parts["test"]):
-        if os.path.normpath(path) in trained_on:
-            raise DataError(f"{source}: {path} is trained on, and what is trained on cannot be measured on")
-    texts = [[label for _, label in parts[part]] for part in PARTS]
+    texts = [[label for _, label in parts.get(part, ())] for part in PARTS]
+    for part in ("val", "test"):
+        for path, _ in parts.get(part, ()):
+            if os.path.normpath(path) in trained_on:
+                raise DataError(f"{source}: {path} is trained on, and what is trained on cannot be measured on")
     names = {label for labels in (*texts, truth) for label in labels}
     as_numbers = all(map(str.isdecimal, names)) and len(set(map(int, names))) == len(names)  # 1 and 01 are two names
     values = [[int(label) for label in labels] if as_numbers else labels for labels in (*texts, list(truth))]
@@ -94,7 +180,7 @@ def _dataset(
     num_classes = len(table) if table is not None else 1 + max(int(labels.max(initial=0)) for labels in numbered)
     lists = {}
     for part, labels in zip(PARTS, numbered, strict=False):
-        if parts[part]:
+        if parts.get(part):
             clean = numbered[-1] if part == "train" and truth else None
             lists[part] = ImageList(folder, [path for path, _ in parts[part]], labels, clean)
     return ImageDataset(
@@ -109,76 +195,72 @@ def _dataset(
     )
 
 
-def _class_folders(base: Path, folder: Path, written: list[str], skipped: Sequence[str] = ()) -> _Images:
-    """The images below folder/CLASS for each class, their paths relative to `base`; none where there is no such.
+def _parts_in(folder: Path, names: Sequence[str]) -> dict[str, str]:
+    """Return which of the folders in one are parts of a data set, {"train", "val" or "test": its name}.
 
-    Folders that this program has written go to `written`.
+    They are those with such a name and class folders in them; a class may have such a name too. Of several names for
+    one part that of `PARTS` counts. Where there is no part to train on, a folder with another name of a part must hold
+    the classes that lie beside it.
+
+    Raises:
+        DataError: two folders could be the same part.
     """
-    return [
-        (os.path.relpath(image, base), label)
-        for label in _folders(folder, skipped)
-        for image in images_below(str(folder / label), written)
-    ]
+    found: dict[str, list[str]] = {}
+    for name in names:
+        part = split_named(name)
+        if part is not None and any(_holds_images(folder / name / label) for label in _folders(folder / name)):
+            found.setdefault(part, []).append(name)
+    if "train" not in found:
+        beside = {name for name in names if split_named(name) is None}
+        for part, spelt in found.items():
+            found[part] = [name for name in spelt if name == part or beside.issuperset(_folders(folder / name))]
+    for part, spelt in found.items():
+        if len(spelt) > 1 and part not in spelt:
+            raise DataError(f"{folder}: {' and '.join(spelt)} could both be its part {part!r}; rename all but one")
+    return {part: part if part in spelt else spelt[0] for part, spelt in found.items() if spelt}
 
 
-def _folders(folder: Path, skipped: Sequence[str]) -> list[str]:
-    """The names of the folders in one, without hidden ones; none where it is no folder."""
+def _is_like_a_part(name: str) -> bool:
+    """Tell whether a folder is called nearly as a part of a data set: "train_images", "test-set", "Val2017"."""
+    return re.match(r"(train|training|val|valid|validation|test|testing)(?![a-z])", name.lower()) is not None
+
+
+def _folders(folder: Path) -> list[str]:
+    """Return the names of the folders in one, without those of the system; none where it is no folder."""
     if not folder.is_dir():
         return []
-    names = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir() and entry.name not in skipped)
-    return [name for name in names if not name.startswith(".")]
+    names = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir())
+    return [name for name in names if not _of_the_system(name)]
 
 
-def _folders_with_images(folder: Path, skipped: Sequence[str]) -> list[str]:
-    return [name for name in _folders(folder, skipped) if next(images_below(str(folder / name), []), None) is not None]
+def _holds_images(folder: Path) -> bool:
+    return next(Walk().images(str(folder)), None) is not None
 
 
-def images_below(folder: str, written: list[str], above: tuple[str, ...] = ()) -> Iterator[str]:
-    """The paths of the images in a folder and below, by name; hidden ones are passed over.
+def _of_the_system(name: str) -> bool:
+    return name.startswith(".") or name.lower() in SYSTEM_FOLDERS
 
-    Folders that this program has written go to `written`: their pictures are no images to learn from or to label.
-    `above` are the folders that this one was reached by; a DataError where a link leads back to one of them.
-    """
-    here = os.path.realpath(folder)
-    if here in above:
-        raise DataError(f"{folder} is {here} once more, to which a link in it leads back")
-    entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
-    images = {entry.name for entry in entries if entry.name.lower().endswith(IMAGE_SUFFIXES)}
-    if any(entry.name in OURS for entry in entries) or (images and images <= {COMPARISON, NOISE_MATRIX}):
-        written.append(folder)
-        return
-    for entry in entries:
-        if entry.name.startswith("."):
-            continue
-        if entry.is_dir():
-            yield from images_below(entry.path, written, (*above, here))
-        elif entry.name.lower().endswith(IMAGE_SUFFIXES):
-            yield entry.path
+
+def _some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else ""
+    return ", ".join(names[:_NAMED]) + more
 
 
 def _checked_rows(path: Path) -> Iterator[dict[str, str]]:
-    """The rows as {column: cell}, checked."""
-    rows = csv_rows(path)
-    header = [name.strip() for name in next(rows, (1, []))[1]]
-    known = {"path", "label", "clean", "split"}
-    if not {"path", "label"} <= set(header) <= known or len(set(header)) < len(header):
-        raise DataError(
-            f"{path}, line 1: the header must be path,label, then clean or split or both, got {','.join(header)!r}"
-        )
+    """Yield the rows as {column: cell}, checked."""
     seen: dict[str, int] = {}
-    for line, cells in rows:
-        row = {name: cell.strip() for name, cell in zip(header, cells, strict=False)}
-        _check_row(f"{path}, line {line}", row, cells, header)
+    for line, cells in read_table(path, ("path", "label"), ("clean", "split")):
+        row = {name: cell.strip() for name, cell in cells.items()}
+        for name, cell in row.items():
+            if not cell:
+                raise DataError(f"{path}, line {line}: the {name} is empty")
+        if "split" in row:
+            part = split_named(row["split"])
+            if part is None:
+                raise DataError(
+                    f"{path}, line {line}: the split must be one of {', '.join(PARTS)}, got {row['split']!r}"
+                )
+            row["split"] = part
         if seen.setdefault(row["path"], line) != line:
             raise DataError(f"{path}, line {line}: {row['path']} stands in line {seen[row['path']]} already")
         yield row
-
-
-def _check_row(where: str, row: dict[str, str], cells: Sequence[str], header: Sequence[str]) -> None:
-    if len(cells) != len(header):
-        raise DataError(f"{where}: there must be {len(header)} cells, got {len(cells)}")
-    empty = [name for name, cell in row.items() if not cell]
-    if empty:
-        raise DataError(f"{where}: the {empty[0]} is empty")
-    if row.get("split", "train") not in PARTS:
-        raise DataError(f"{where}: the split must be one of {', '.join(PARTS)}, got {row['split']!r}")

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import os
-import pickle
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -15,7 +13,7 @@ from jocor_fast.data.arrays import reading
 from jocor_fast.data.classes import class_numbers
 from jocor_fast.data.dataset import DataError, Dataset
 from jocor_fast.data.memory.npz import load_npz_dataset
-from jocor_fast.data.pickled_arrays import STAND_INS, unwrapped
+from jocor_fast.data.pickled_arrays import unpickled, unwrapped
 
 _IMAGE_SHAPE = (3, 32, 32)
 
@@ -107,7 +105,7 @@ def _stacked(batches: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarr
 def _read_batch(path: Path, layout: _Layout) -> tuple[np.ndarray, np.ndarray]:
     """The images [N, 3, 32, 32] and labels [N] of one batch."""
     with reading(path, "a CIFAR batch"), open(path, "rb") as file:
-        content = _ArrayUnpickler(file, encoding="bytes").load()
+        content = unpickled(file, encoding="bytes")
     if not isinstance(content, dict):
         raise DataError(f"{path} is not a CIFAR batch: it holds a {type(content).__name__}, not a dict")
     batch = {
@@ -128,22 +126,3 @@ def _read_batch(path: Path, layout: _Layout) -> tuple[np.ndarray, np.ndarray]:
     if len(labels) != len(images):
         raise DataError(f"{path} holds {len(images)} images and {len(labels)} labels")
     return images.reshape(-1, *_IMAGE_SHAPE), labels
-
-
-class _ArrayUnpickler(pickle.Unpickler):
-    """An unpickler that rebuilds arrays and plain Python values, and calls nothing else that a file names."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        full_name = f"{module}.{name}"
-        if full_name == "_codecs.encode":
-            return _latin1_bytes
-        if full_name not in STAND_INS:
-            raise pickle.UnpicklingError(f"it names {full_name}, which is not loaded")
-        return STAND_INS[full_name]
-
-
-def _latin1_bytes(text: str, encoding: str) -> bytes:
-    """The one way in which pickles of protocol 2 write bytes."""
-    if encoding != "latin1":
-        raise pickle.UnpicklingError(f"it encodes bytes as {encoding!r}, not 'latin1'")
-    return text.encode("latin1")
