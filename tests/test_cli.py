@@ -8,6 +8,7 @@ import io
 import re
 import signal
 import sys
+import time
 import warnings
 from pathlib import Path
 
@@ -242,11 +243,24 @@ def test_the_package_is_a_command() -> None:
 
 
 @pytest.mark.parametrize("interrupted", ["numpy", "rich"])
-def test_ctrl_c_while_the_package_is_imported_leaves_no_traceback(interrupted: str) -> None:
+def test_ctrl_c_while_the_package_is_imported_says_so_without_a_traceback(interrupted: str) -> None:
     """An import of the package, and one of the command's own."""
     Path(f"{interrupted}.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n", encoding="utf-8")
     child = python("-m", "jocor_fast", "info")
-    assert (child.returncode, child.stdout, child.stderr) == (-signal.SIGINT, "", "")
+    said = "jocor-fast: error: interrupted before it began\n"
+    assert (child.returncode, child.stdout, child.stderr) == (-signal.SIGINT, "", said)
+
+
+@pytest.mark.parametrize("command", list(COMMANDS))
+def test_every_command_prints_how_long_it_has_worked(
+    command: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("jocor_fast.report.screen.SILENCE_SECONDS", 0.1)
+    monkeypatch.setattr(COMMANDS[command], "run", lambda arguments, console: time.sleep(0.5) or 0)
+    assert main([command]) == 0
+    out, error = capfd.readouterr()
+    assert f"{command}: 0 s so far\n" in (error if command == "predict" else out)  # whose output is CSV
+    assert (out if command == "predict" else error) == ""
 
 
 def test_without_any_output_the_command_does_what_it_does(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -177,6 +177,22 @@ def test_forget_rate_auto_trains_with_the_estimate_and_keeps_it(
     assert len((run / "metrics.jsonl").read_text().splitlines()) == 2
 
 
+def test_ctrl_c_in_a_warm_up_says_that_there_is_nothing_to_resume(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*arguments: object, **options: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("jocor_fast.cli.train.estimate_noise", interrupted)
+    command = ["train", "--noise-rate=0.3", "--forget-rate=auto", "--device=cpu", f"--output={tmp_path / 'run'}"]
+    for again, said in ((False, "there is nothing to resume yet, run it again"), (True, "resume with --resume")):
+        if again:  # where a run was begun, it can be resumed whatever is under way now
+            (tmp_path / "run").mkdir()
+            (tmp_path / "run" / "checkpoint.pt").touch()
+        assert main([*command, *["--resume"] * again]) == 130
+        assert capsys.readouterr().err == f"jocor-fast: error: interrupted; {said}\n"
+
+
 def test_a_warm_up_that_diverges_ends_in_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["train", "--noise-rate=0.3", "--forget-rate=auto", "--lr=1e30", "--batch-size=256", "--device=cpu"]
     assert main([*command, "--epochs=1", f"--output={tmp_path / 'run'}"]) == 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -17,11 +18,21 @@ from matplotlib.figure import Figure
 from matplotlib.image import imread
 from rich.console import Console
 
+from children import PATIENCE
 from jocor_fast.files.names import read_json, read_metrics
 from jocor_fast.files.whole_file import write_text
 from jocor_fast.report.curves import draw_comparison, draw_curves, save_figure
 from jocor_fast.report.noise_matrix import draw_noise_matrices
-from jocor_fast.report.screen import TrainingProgress, counted, epoch_line, final_table, say, say_subjects
+from jocor_fast.report.screen import (
+    Heartbeat,
+    TrainingProgress,
+    counted,
+    epoch_line,
+    final_table,
+    phase,
+    say,
+    say_subjects,
+)
 from jocor_fast.report.summary import best_epoch, mean_and_std
 from jocor_fast.report.tables import TextTable, csv_text, percent, percent_with_std
 
@@ -377,7 +388,6 @@ def test_a_terminal_gets_a_bar_that_fits(width: int, there: list[str], missing: 
     file = io.StringIO()
     console = Console(file=file, force_terminal=True, width=width, color_system=None, _environ={"TERM": "xterm"})
     with TrainingProgress(console, 3) as progress:
-        assert progress.wants_steps
         progress.on_epoch(line(3, 0.9512, 0.934))
     last = file.getvalue().split("\x1b[2K")[-2] if "\x1b[2K" in file.getvalue() else file.getvalue()
     for text in there:
@@ -452,3 +462,48 @@ def test_a_file_that_cannot_be_written_is_named_as_it_is_meant_to_be(tmp_path: P
 
 def test_one_of_a_thing_is_not_several() -> None:
     assert [counted(number, "epoch") for number in (0, 1, 2)] == ["0 epochs", "1 epoch", "2 epochs"]
+
+
+@pytest.fixture
+def short_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("jocor_fast.report.screen.SILENCE_SECONDS", 0.2)
+
+
+def printed(wanted: str, file: io.StringIO) -> None:
+    """Wait until the text is in the file."""
+    end = time.monotonic() + PATIENCE
+    while wanted not in file.getvalue():
+        assert time.monotonic() < end, file.getvalue()
+        time.sleep(0.02)
+
+
+@pytest.mark.usefixtures("short_silence")
+def test_a_phase_that_calls_nothing_prints_how_far_it_is() -> None:
+    console = Console(file=io.StringIO())
+    with phase(console, "estimating the noise", "epochs") as update:
+        printed("estimating the noise: 0 s so far\n", console.file)  # type: ignore[arg-type]
+        update(1, 1_000_000)
+        printed("estimating the noise: 1 of 1,000,000 epochs, ", console.file)  # type: ignore[arg-type]
+        printed(" d ", console.file)  # type: ignore[arg-type]
+    before = console.file.getvalue()  # type: ignore[attr-defined]
+    time.sleep(0.5)
+    assert console.file.getvalue() == before  # type: ignore[attr-defined]
+
+
+@pytest.mark.usefixtures("short_silence")
+def test_a_long_epoch_prints_its_steps_and_what_is_around_it_stays_silent() -> None:
+    console = Console(file=io.StringIO())
+    with Heartbeat(console, lambda: "around"), TrainingProgress(console, 3) as progress:
+        progress.on_step(2, 1200, 5000)
+        printed("epoch 2/3: 1,200 of 5,000 steps\n", console.file)  # type: ignore[arg-type]
+        assert "around" not in console.file.getvalue()  # type: ignore[attr-defined]
+
+
+@pytest.mark.usefixtures("short_silence")
+def test_on_a_terminal_a_phase_is_one_bar() -> None:
+    console = Console(file=io.StringIO(), force_terminal=True, force_interactive=True, width=80)
+    with phase(console, "resizing", "files") as update:
+        update(1, 2)
+        time.sleep(0.5)
+    assert "so far" not in console.file.getvalue()  # type: ignore[attr-defined]
+    assert "1/2" in console.file.getvalue()  # type: ignore[attr-defined]

@@ -19,7 +19,7 @@ from jocor_fast.diagnosis.noise_estimate import estimate_noise
 from jocor_fast.files.names import NOISE_ESTIMATE, NOISE_MATRIX
 from jocor_fast.files.whole_file import check_writable, write_bytes, write_json
 from jocor_fast.report.noise_matrix import draw_noise_matrices
-from jocor_fast.report.screen import estimate_progress, say, say_subjects
+from jocor_fast.report.screen import phase, say, say_subjects
 from jocor_fast.report.tables import percent
 
 SUMMARY = "estimate how many labels are wrong, and the noise matrix"
@@ -68,7 +68,7 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     check_writable(output)
     task = build_task(config, announce=partial(say, console))
     epochs = config["epochs"] if config.given("epochs") else None
-    with estimate_progress(console) as on_epoch:
+    with phase(console, "estimating the noise", "epochs") as on_epoch:
         found = estimate_noise(config, task, epochs=epochs, on_epoch=on_epoch)
     output.mkdir(parents=True, exist_ok=True)
     write_json(output / NOISE_ESTIMATE, found.as_dict())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
@@ -20,7 +20,7 @@ from jocor_fast.data.images.image_file import BadImage
 from jocor_fast.data.images.lists import Walk
 from jocor_fast.errors import RunError
 from jocor_fast.files.whole_file import check_writable, write_text
-from jocor_fast.report.screen import visible, warn
+from jocor_fast.report.screen import phase, visible, warn
 from jocor_fast.report.tables import csv_text
 
 SUMMARY = "label images or arrays by the networks of a run"
@@ -70,7 +70,8 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     columns = ["path", "index", "label", "confidence"]
     if arguments.probabilities:
         columns += [f"p_{name}" for name in predictor.classes]
-    rows = list(_rows(predictor, _inputs(predictor, arguments.paths[1:], bad), network))
+    with phase(console, "labelling", "inputs") as update:
+        rows = list(_rows(predictor, _inputs(predictor, arguments.paths[1:], bad, update), network))
     if bad and not rows:
         raise RunError(_none_labelled(bad))
     text = csv_text(columns, rows)
@@ -108,16 +109,28 @@ class _Input(NamedTuple):
     inputs: torch.Tensor
 
 
-def _inputs(predictor: Predictor, paths: Iterable[str], bad: list[_Bad]) -> Iterator[_Input]:
+def _inputs(
+    predictor: Predictor, paths: Iterable[str], bad: list[_Bad], update: Callable[[int, int], None]
+) -> Iterator[_Input]:
     """Everything to label, in order; images that cannot be read, or are none for these networks, go to `bad`."""
-    for text in paths:
-        if split_key(text)[0].endswith((".npy", ".npz")) and not Path(text).is_dir():
-            yield from (_Input(text, place, inputs) for place, inputs in enumerate(predictor.array(text)))
-            continue
-        for path in _images(Path(text)):
-            inputs = _image(predictor, path, bad)
-            if inputs is not None:
-                yield _Input(str(path), None, inputs)
+    files = [file for text in paths for file in ([text] if _is_array(text) else _images(Path(text)))]
+    done, total = 0, len(files)
+    for file in files:
+        if isinstance(file, str):
+            array = predictor.array(file)
+            total += len(array) - 1
+            found = [_Input(file, place, inputs) for place, inputs in enumerate(array)]
+        else:
+            image = _image(predictor, file, bad)
+            found = [] if image is None else [_Input(str(file), None, image)]
+        for one in found:
+            done += 1
+            update(done + len(bad), total)
+            yield one
+
+
+def _is_array(text: str) -> bool:
+    return split_key(text)[0].endswith((".npy", ".npz")) and not Path(text).is_dir()
 
 
 def _image(predictor: Predictor, path: Path, bad: list[_Bad]) -> torch.Tensor | None:

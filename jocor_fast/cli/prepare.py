@@ -7,7 +7,6 @@ import re
 from functools import partial
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from jocor_fast.cli.flags import declare_alone, parse_count
 from jocor_fast.config.resolve import ConfigError
@@ -16,7 +15,7 @@ from jocor_fast.data.catalogue import holds_files, load_dataset
 from jocor_fast.data.images.image_set import ImageDataset
 from jocor_fast.data.images.prepare import Preparation, prepare
 from jocor_fast.files.names import BAD_FILES
-from jocor_fast.report.screen import say
+from jocor_fast.report.screen import phase, say
 
 SUMMARY = "resize a data set of image files once, to train on it faster"
 USAGE = "--dataset NAME --output DIR [OPTIONS]"
@@ -61,11 +60,8 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     dataset = load_dataset(arguments.dataset, arguments.data_root, announce=partial(say, console))
     assert isinstance(dataset, ImageDataset)
     preparation = Preparation(dataset.resize if size is None else size, quality)
-    with _bar(console) as bar:
-        task = bar.add_task("resizing", total=None)
-        bad_files = prepare(
-            dataset, output, preparation, lambda done, total: bar.update(task, completed=done, total=total)
-        )
+    with phase(console, "resizing", "files") as update:
+        bad_files = prepare(dataset, output, preparation, update)
     say(console, f"{dataset.name} is in {output}, {_size_text(preparation.resize)}, quality {quality}")
     if len(bad_files):
         say(console, f"{len(bad_files):,} files cannot be read and are left out, see {output / BAD_FILES}")
@@ -84,9 +80,3 @@ def parse_size(text: str | None) -> tuple[int, int] | int | None:
 
 def _size_text(size: tuple[int, int] | int) -> str:
     return f"short side {size}" if isinstance(size, int) else f"{size[0]}×{size[1]}"
-
-
-def _bar(console: Console) -> Progress:
-    """Drawn on a terminal alone."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(compact=True))
-    return Progress(*columns, TextColumn("left"), console=console, transient=True, disable=not console.is_interactive)

@@ -14,6 +14,7 @@ import os
 import re
 import shutil
 import sys
+import time
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -30,7 +31,8 @@ from jocor_fast.data.dataset import DataError
 from jocor_fast.data.images.image_file import warning_of_pillow
 from jocor_fast.engine.processes import FailedElsewhere, launched_together, speaks
 from jocor_fast.errors import RunError
-from jocor_fast.report.screen import complain, listed, warn
+from jocor_fast.report.screen import Heartbeat, complain, listed, warn
+from jocor_fast.report.tables import duration
 
 PROGRAM = "jocor-fast"
 COMMANDS: dict[str, ModuleType] = {
@@ -79,8 +81,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if launched_together() > 1 and command is not train:
         return _fail(f"{parsed.command} runs in one process: torchrun is for `{PROGRAM} train`", WRONG_USE)
     try:
-        with _own_warnings_in_one_line():
-            code: int = command.run(parsed, _Console(highlight=False, markup=False))
+        # What predict prints may be read by another program: its progress goes to the other stream.
+        console = _Console(highlight=False, markup=False, stderr=command is predict)
+        started = time.monotonic()
+        beat = Heartbeat(console, lambda: f"{parsed.command}: {duration(time.monotonic() - started)} so far")
+        with _own_warnings_in_one_line(), beat:
+            code: int = command.run(parsed, console)
         return code
     except ConfigError as error:
         return _fail(str(error), WRONG_USE)
@@ -92,8 +98,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if stop.code != TERMINATED:
             raise
         return _fail(f"stopped by SIGTERM; {command.HOW_TO_GO_ON}", TERMINATED)
-    except KeyboardInterrupt:
-        return _fail(f"interrupted; {command.HOW_TO_GO_ON}", INTERRUPTED)
+    except KeyboardInterrupt as interrupt:  # whose text says how to continue where the command knows better
+        return _fail(f"interrupted; {str(interrupt) or command.HOW_TO_GO_ON}", INTERRUPTED)
     except BrokenPipeError:
         _drop_output()
         return _fail(f"nobody reads the output any more, so the run was left; {command.HOW_TO_GO_ON}", FAILED)

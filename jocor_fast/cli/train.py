@@ -26,9 +26,9 @@ from jocor_fast.engine.plan import whole_batch
 from jocor_fast.engine.processes import FailedElsewhere, Processes, joined_processes
 from jocor_fast.engine.settings import TrainSettings
 from jocor_fast.errors import RunError
-from jocor_fast.files.names import CONFIG, read_json
+from jocor_fast.files.names import CHECKPOINT, CONFIG, FIRST_STAGE, read_json
 from jocor_fast.machine import resolve_device
-from jocor_fast.report.screen import TrainingProgress, estimate_progress, final_table, say, say_subjects, warn
+from jocor_fast.report.screen import TrainingProgress, final_table, phase, say, say_subjects, warn
 from jocor_fast.report.tensorboard import MissingTensorBoard, TensorBoardLog
 from jocor_fast.runs.fit import EpochEvent, Run, fit
 from jocor_fast.runs.folder import check_free, check_place
@@ -68,6 +68,11 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
             processes = stack.enter_context(joined_processes(config["device"]))
         try:
             return _run(config, processes, console)
+        except KeyboardInterrupt:
+            output = Path(config["output"])
+            if any((folder / CHECKPOINT).exists() for folder in (output, output / FIRST_STAGE)):
+                raise
+            raise KeyboardInterrupt("there is nothing to resume yet, run it again") from None
         except RuntimeError as error:
             if not processes.lost(error):
                 raise
@@ -145,7 +150,7 @@ def _estimated_forget_rate(config: Config, task: Task, processes: Processes, con
         known = read_json(Path(config["output"]) / CONFIG) if config["resume"] else None
         if known is not None and known.get("noise_estimate") is not None:
             return known["noise_estimate"]
-        with estimate_progress(console) as on_epoch:
+        with phase(console, "estimating the noise", "epochs") as on_epoch:
             return estimate_noise(config, task, on_epoch=on_epoch).as_dict()
 
     stored = processes.from_first(stored_or_estimated)
@@ -189,9 +194,9 @@ def _fit(
                 "realised_noise_rate": task.realised_noise_rate,
             },
             on_epoch=on_epoch,
-            on_step=progress.on_step if progress.wants_steps else None,
+            on_step=progress.on_step,
             on_stage=progress.on_stage,
-            on_wait=progress.on_wait if progress.wants_steps else None,
+            on_wait=progress.on_wait,
         )
 
 

@@ -12,10 +12,8 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 
 from jocor_fast.files.names import read_summary
 from jocor_fast.paper.run_queue import QueuedRun
-from jocor_fast.report.screen import say
+from jocor_fast.report.screen import Heartbeat, say
 from jocor_fast.report.tables import duration, percent
-
-HEARTBEAT_SECONDS = 15.0  # between lines where nothing can be redrawn
 
 
 def _test_accuracy(run: QueuedRun, summary: Mapping[str, Any]) -> str:
@@ -37,7 +35,8 @@ class QueueProgress:
         self.on_end = on_end  # called when a run has ended
         self.figure = figure  # what is said of it then, from its summary.json
         self._running: dict[str, TaskID] = {}
-        self._started = self._spoken = time.monotonic()
+        self._started = time.monotonic()
+        self._heartbeat = Heartbeat(console, self._text)
         self._at_start = self._done()
         self._total = sum(run.epochs for run in runs)
         self._all = Progress(
@@ -57,6 +56,7 @@ class QueueProgress:
         )
 
     def __enter__(self) -> QueueProgress:
+        self._heartbeat.__enter__()
         if self._live is not None:
             self._live.start()
         return self
@@ -64,6 +64,7 @@ class QueueProgress:
     def __exit__(self, *exception: object) -> None:
         if self._live is not None:
             self._live.stop()
+        self._heartbeat.__exit__()
 
     def on_change(self, run: QueuedRun) -> None:
         """A run has started or ended."""
@@ -72,7 +73,7 @@ class QueueProgress:
             return
         self._each.remove_task(self._running.pop(run.name))
         summary = read_summary(run.folder) if run.error is None else {}
-        self._say(f"{run.name}: {self.figure(run, summary) if summary else f'failed: {run.error}'}")
+        say(self.console, f"{run.name}: {self.figure(run, summary) if summary else f'failed: {run.error}'}")
         self.on_end()
 
     def on_poll(self) -> None:
@@ -81,19 +82,12 @@ class QueueProgress:
             if run.name in self._running:
                 self._each.update(self._running[run.name], completed=run.epochs_done)
         self._all.update(self._all_task, completed=self._done())
-        if self._live is None and time.monotonic() - self._spoken >= HEARTBEAT_SECONDS:
-            self._say(f"{100 * self._done() / self._total:.0f} % of all epochs{self._time_left()}")
-
-    def _say(self, text: str) -> None:
-        self._spoken = time.monotonic()
-        say(self.console, text)
 
     def _done(self) -> int:
         return sum(run.epochs_done for run in self.runs)
 
-    def _time_left(self) -> str:
-        gained = self._done() - self._at_start
-        if not gained:
-            return ""
-        seconds = (self._total - self._done()) / gained * (time.monotonic() - self._started)
-        return f", about {duration(seconds)} left"
+    def _text(self) -> str:
+        done, seconds = self._done(), time.monotonic() - self._started
+        gained = done - self._at_start
+        left = f", about {duration((self._total - done) / gained * seconds)} left" if gained else ""
+        return f"{100 * done / self._total:.0f} % of all epochs{left}"

@@ -1,30 +1,102 @@
-"""What commands show: lines as they are; of a run a bar on a terminal, a line an epoch elsewhere, a table last."""
+"""What commands print: lines as they are; progress as a bar on a terminal, as lines elsewhere; a run's last table."""
 
 from __future__ import annotations
 
 import contextlib
 import re
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
 from jocor_fast.report.summary import best_epoch
-from jocor_fast.report.tables import NOT_AVAILABLE, TextTable, percent
+from jocor_fast.report.tables import NOT_AVAILABLE, TextTable, duration, percent
 
 REFRESH_SECONDS = 0.1  # a step can take a third of a millisecond: drawing each would cost more than the step
 NARROW, WIDE = 60, 80  # terminal widths under which the bar and most figures, or the loss, are left out
 VERY_WIDE = 110  # from here on there is place for the speed of a run on files beside the loss
 SPEED_SECONDS = 2.0  # that the speed shown is measured over
+SILENCE_SECONDS = 15.0  # between lines where nothing can be redrawn
 
 
 def say(console: Console, text: str) -> None:
     """Print a line as it is: it is not wrapped, and no part of it is read as markup or as an emoji's name."""
+    Heartbeat.last_line = time.monotonic()
     console.print(Text(visible(text)), soft_wrap=True)
+
+
+class Heartbeat:
+    """Prints a line whenever nothing was printed for a while, where no bar can be redrawn: a context manager.
+
+    The lines come from a thread, since a phase may do nothing else for minutes. Of nested heartbeats the innermost
+    prints.
+    """
+
+    last_line: ClassVar[float] = 0.0
+    _entered: ClassVar[list[Heartbeat]] = []
+
+    def __init__(self, console: Console, text: Callable[[], str]) -> None:
+        self._console, self._text = console, text  # the text is made when it is printed
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._beat, daemon=True)
+
+    def __enter__(self) -> Heartbeat:
+        if not self._entered:
+            Heartbeat.last_line = time.monotonic()
+        self._entered.append(self)
+        if not self._console.is_interactive:
+            self._thread.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._over.set()
+        if not self._console.is_interactive:
+            self._thread.join()
+        self._entered.remove(self)
+
+    def _beat(self) -> None:
+        with contextlib.suppress(OSError):  # a closed pipe: the command finds it closed when it next prints
+            while not self._over.wait(SILENCE_SECONDS / 10):
+                if self._entered[-1] is self and time.monotonic() - self.last_line >= SILENCE_SECONDS:
+                    say(self._console, self._text())
+
+
+@contextlib.contextmanager
+def phase(console: Console, what: str, unit: str = "") -> Iterator[Callable[[int, int], None]]:
+    """Show how far a phase has come: a bar on a terminal, a line now and then elsewhere.
+
+    Args:
+        what: the phase, as "resizing".
+        unit: what is counted, as "files".
+
+    Yields:
+        What to call with (how many are done, how many there are).
+    """
+    started, counts = time.monotonic(), (0, 0)
+
+    def text() -> str:
+        (done, total), seconds = counts, time.monotonic() - started
+        parts = [f"{done:,} of {total:,} {unit}"] if total else []
+        parts.append(f"{duration(seconds)} so far")
+        parts += [f"about {duration((total - done) / done * seconds)} left"] if done else []
+        return f"{what}: {', '.join(parts)}"
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(compact=True))
+    bar = Progress(*columns, TextColumn("left"), console=console, transient=True, disable=not console.is_interactive)
+    with bar, Heartbeat(console, text):
+        task = bar.add_task(what, total=None)
+
+        def update(done: int, total: int) -> None:
+            nonlocal counts
+            counts = done, total
+            bar.update(task, completed=done, total=total)
+
+        yield update
 
 
 def warn(sentence: str) -> None:
@@ -69,8 +141,8 @@ class TrainingProgress:
     """Shows a run of `epochs` epochs on a console: a context manager whose `on_step` and `on_epoch` the engine calls.
 
     On a terminal that can redraw a line it is one bar with the latest figures and the time left; elsewhere (a file, a
-    pipe, TERM=dumb) every epoch prints one line. Where `on_wait` is called too, as by a run on files, its speed
-    is shown: samples a second, and what share of the time is spent waiting for them.
+    pipe, TERM=dumb) every epoch prints one line, and a long one more. Where `on_wait` is called too, as by a run on
+    files, its speed is shown: samples a second, and what share of the time is spent waiting for them.
     """
 
     def __init__(self, console: Console, epochs: int, batch_size: int = 1) -> None:
@@ -82,12 +154,15 @@ class TrainingProgress:
         self.epochs = epochs
         self.epochs_shown = 0
         self._drawn = 0.0
+        self._place = (1, 0, 0)  # the epoch, its steps that are done, its steps
+        self._heartbeat = Heartbeat(console, self._text)
         self._bar: Progress | None = None
         if console.is_interactive:
             self._bar = Progress(*_columns(console.width), console=console, transient=True, expand=True)
             self._task = self._bar.add_task("", total=epochs, epoch=0, figures="")
 
     def __enter__(self) -> TrainingProgress:
+        self._heartbeat.__enter__()
         if self._bar is not None:
             self._bar.start()
         return self
@@ -95,11 +170,11 @@ class TrainingProgress:
     def __exit__(self, *exception: object) -> None:
         if self._bar is not None:
             self._bar.stop()
+        self._heartbeat.__exit__()
 
-    @property
-    def wants_steps(self) -> bool:
-        """Whether `on_step` draws anything."""
-        return self._bar is not None
+    def _text(self) -> str:
+        epoch, done, steps = self._place
+        return f"epoch {epoch}/{self.epochs}" + (f": {done:,} of {steps:,} steps" if steps else "")
 
     def on_stage(self, stage: str) -> None:
         """Begin a stage of a run that has several: the epochs count from 1 again."""
@@ -110,8 +185,11 @@ class TrainingProgress:
 
     def on_step(self, epoch: int, done: int, steps: int) -> None:
         """Move the bar within an epoch."""
+        self._place = epoch, done, steps
+        if self._bar is None:
+            return
         now = time.monotonic()
-        if self._bar is not None and now - self._drawn >= REFRESH_SECONDS:
+        if now - self._drawn >= REFRESH_SECONDS:
             self._drawn = now
             self._bar.update(self._task, completed=epoch - 1 + done / steps, epoch=epoch)
             if self._speed is not None and self._speed.step((epoch - 1) * steps + done, now):
@@ -166,14 +244,6 @@ class _Speed:
             return ""
         steps, waiting = self._shown
         return f"{steps * batch_size:,.0f}/s, {100 * waiting:.0f} % waiting"
-
-
-@contextlib.contextmanager
-def estimate_progress(console: Console) -> Iterator[Callable[[int, int], None]]:
-    """A bar for the epochs of a warm-up, on a terminal: what is to be told (epochs done, epochs in all)."""
-    with Progress(console=console, transient=True, disable=not console.is_interactive) as bar:
-        task = bar.add_task("estimating the noise", total=None)
-        yield lambda done, epochs: bar.update(task, completed=done, total=epochs)
 
 
 def epoch_line(metrics: Mapping[str, Any], epochs: int) -> str:
