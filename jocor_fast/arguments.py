@@ -11,13 +11,16 @@ from __future__ import annotations
 
 import math
 import numbers
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-ROW_SUM_TOLERANCE = 1e-5  # of the rows of a transition matrix, which sum to 1 but for the rounding of float32
+from jocor_fast.errors import ArgumentTypeError, ArgumentValueError
+
+ROW_SUM_TOLERANCE = 1e-5  # of the rows of a transition matrix, which may be rounded to float32
 _INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
 
 
@@ -27,7 +30,7 @@ def check_co_lambda(co_lambda: float) -> float:
         return co_lambda
     value = as_real("co_lambda", co_lambda)
     if not 0 <= value <= 1:
-        raise ValueError(f"co_lambda must lie in [0, 1], got {co_lambda!r}")
+        raise ArgumentValueError("co_lambda", f"must lie in [0, 1], got {co_lambda!r}")
     return value
 
 
@@ -37,7 +40,7 @@ def check_forget_rate(forget_rate: float) -> float:
         return forget_rate
     value = as_real("forget_rate", forget_rate)
     if not 0 <= value < 1:
-        raise ValueError(f"forget_rate must lie in [0, 1), got {forget_rate!r}")
+        raise ArgumentValueError("forget_rate", f"must lie in [0, 1), got {forget_rate!r}")
     return value
 
 
@@ -50,11 +53,11 @@ def check_num_keep(num_keep: int | Tensor, rows: Tensor) -> int | Tensor:
     if type(num_keep) is int and 1 <= num_keep <= _INT64_MAX:
         return num_keep
     if isinstance(num_keep, Tensor):
-        return _check_scalar("num_keep must be an int or a 0-d int64 tensor", num_keep, torch.int64, rows)
+        return _check_scalar("num_keep", "an int or a 0-d int64 tensor", num_keep, torch.int64, rows)
     value = as_integer("num_keep", num_keep)
     empty = isinstance(rows, Tensor) and rows.dim() > 0 and rows.shape[0] == 0
     if not (0 if empty else 1) <= value <= _INT64_MAX:
-        raise ValueError(f"num_keep must be at least 1 and fit in 64 bits, got {num_keep!r}")
+        raise ArgumentValueError("num_keep", f"must be at least 1 and fit in 64 bits, got {num_keep!r}")
     return value
 
 
@@ -64,24 +67,23 @@ def check_dense(name: str, tensor: Tensor) -> None:
     if kind is None and tensor.layout != torch.strided:
         kind = str(tensor.layout).removeprefix("torch.").strip("_")
     if kind is not None:
-        raise TypeError(f"{name} must be a dense tensor, got a {kind} one")
+        raise ArgumentTypeError(name, f"must be a dense tensor, got a {kind} one")
 
 
 def check_readable(name: str, tensor: Tensor) -> None:
     """TypeError for a tensor that is not dense, or has a shape alone (on the device "meta")."""
     check_dense(name, tensor)
     if tensor.is_meta:
-        raise TypeError(f"{name} must hold numbers, got a tensor on the device 'meta'")
+        raise ArgumentTypeError(name, "must hold numbers, got a tensor on the device 'meta'")
 
 
-def _check_scalar(expectation: str, tensor: Tensor, dtype: torch.dtype, rows: Tensor) -> Tensor:
+def _check_scalar(name: str, expected: str, tensor: Tensor, dtype: torch.dtype, rows: Tensor) -> Tensor:
     if tensor.dtype != dtype:
-        raise TypeError(f"{expectation}, got a tensor of {tensor.dtype}")
+        raise ArgumentTypeError(name, f"must be {expected}, got a tensor of {tensor.dtype}")
     if tensor.dim() != 0:
-        raise ValueError(f"{expectation}, got shape {tuple(tensor.shape)}")
+        raise ArgumentValueError(name, f"must be {expected}, got shape {tuple(tensor.shape)}")
     if isinstance(rows, Tensor) and tensor.device != rows.device:
-        name = expectation.partition(" ")[0]
-        raise ValueError(f"{name} must lie on {rows.device} like the rows, got a tensor on {tensor.device}")
+        raise ArgumentValueError(name, f"must lie on {rows.device} like the rows, got a tensor on {tensor.device}")
     return tensor
 
 
@@ -106,8 +108,7 @@ def check_keep_arguments_or_tensors(
         return check_keep_arguments(forget_rate, num_keep, rows)
     if num_keep is not None:
         raise TypeError("exactly one of forget_rate and num_keep must be given, got both")
-    expectation = "forget_rate must be a float or a 0-d float64 tensor"
-    return _check_scalar(expectation, forget_rate, torch.float64, rows), None
+    return _check_scalar("forget_rate", "a float or a 0-d float64 tensor", forget_rate, torch.float64, rows), None
 
 
 def check_ignore_index(ignore_index: int | None) -> int | None:
@@ -118,7 +119,7 @@ def check_ignore_index(ignore_index: int | None) -> int | None:
         return ignore_index
     value = as_integer("ignore_index", ignore_index)
     if not _INT64_MIN <= value <= _INT64_MAX:
-        raise ValueError(f"ignore_index must fit in 64 bits, got {ignore_index!r}")
+        raise ArgumentValueError("ignore_index", f"must fit in 64 bits, got {ignore_index!r}")
     return value
 
 
@@ -126,16 +127,22 @@ def check_batch_size(batch_size: int) -> int:
     """The number of rows of a batch: an int >= 0."""
     value = batch_size if type(batch_size) is int else as_integer("batch_size", batch_size)
     if not 0 <= value <= _INT64_MAX:
-        raise ValueError(f"batch_size must not be negative, and fit in 64 bits, got {batch_size!r}")
+        raise ArgumentValueError("batch_size", f"must not be negative, and fit in 64 bits, got {batch_size!r}")
     return value
 
 
 def check_rounding(rounding: str) -> str:
     """How R·n becomes a whole number of rows: "ceil" (the paper) or "floor" (the published code)."""
-    if rounding in ("ceil", "floor"):
-        return rounding
-    error = ValueError if isinstance(rounding, str) else TypeError
-    raise error(f"rounding must be 'ceil' or 'floor', got {rounding!r}")
+    return rounding if rounding in ("ceil", "floor") else check_choice("rounding", rounding, ("ceil", "floor"))
+
+
+def check_choice(name: str, value: Any, accepted: Collection[str]) -> str:
+    """One of the strings that are accepted."""
+    if not isinstance(value, str):
+        raise ArgumentTypeError(name, f"must be a str, got {type(value).__name__}")
+    if value not in accepted:
+        raise ArgumentValueError(name, f"must be one of {', '.join(accepted)}, got {value!r}")
+    return value
 
 
 def check_switch(name: str, value: Any) -> bool:
@@ -143,14 +150,14 @@ def check_switch(name: str, value: Any) -> bool:
     if type(value) is bool:
         return value
     if not isinstance(value, np.bool_):
-        raise TypeError(f"{name} must be a bool, got {type(value).__name__}")
+        raise ArgumentTypeError(name, f"must be a bool, got {type(value).__name__}")
     return bool(value)
 
 
 def as_real(name: str, value: Any) -> float:
     """The number as a float, infinite where it is beyond the largest one; TypeError for what is not a real number."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        raise TypeError(f"{name} must be a float, got {type(value).__name__}")
+        raise ArgumentTypeError(name, f"must be a float, got {type(value).__name__}")
     try:
         return float(value)
     except OverflowError:  # of an int or a fraction
@@ -161,13 +168,23 @@ def as_real(name: str, value: Any) -> float:
 def as_integer(name: str, value: Any) -> int:
     """The number as a Python int; TypeError for what is not a whole-number type."""
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
-        raise TypeError(f"{name} must be an int, got {type(value).__name__}")
+        raise ArgumentTypeError(name, f"must be an int, got {type(value).__name__}")
     return int(value)
+
+
+def check_distributions(name: str, matrix: np.ndarray) -> None:
+    """ValueError where a row of a float64 matrix is no distribution: entries of at least 0 whose sum is 1."""
+    if not (matrix >= 0).all():  # NaN fails the comparison
+        raise ArgumentValueError(name, f"must have entries of at least 0, got {matrix.min():g}")
+    sums = matrix.sum(axis=1)
+    worst = int(np.abs(sums - 1).argmax())
+    if not abs(sums[worst] - 1) <= ROW_SUM_TOLERANCE:
+        raise ArgumentValueError(name, f"must have rows that sum to 1, got {sums[worst]:.6g} in row {worst}")
 
 
 def at_least(name: str, value: Any, least: int, where: str = "") -> int:
     """The number as a Python int; ValueError where it is less, `where` being when that holds."""
     whole = as_integer(name, value)
     if whole < least:
-        raise ValueError(f"{name} must be at least {least}{where}, got {whole}")
+        raise ArgumentValueError(name, f"must be at least {least}{where}, got {whole}")
     return whole

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.compiler import is_compiling
 
 from jocor_fast._extension import _C, call, operators
-from jocor_fast.arguments import ROW_SUM_TOLERANCE, check_dense
+from jocor_fast.arguments import check_dense, check_distributions
 
 _loss = operators.forward_corrected_loss.default
 
@@ -99,13 +99,7 @@ def _check_transition(transition: Any, logits: Tensor) -> Tensor:
     # A compiler cannot follow a branch on values, and its stand-ins for tensors, of types of their own, have none.
     has_values = not is_compiling() and type(matrix) in (Tensor, nn.Parameter)
     if matrix.device.type == "cpu" and has_values:
-        values = matrix.detach().double()
-        least, sums = values.min().item(), values.sum(1).aminmax()
-        if not least >= 0:  # NaN fails the comparison
-            raise ValueError(f"transition must have entries of at least 0, got {least:g}")
-        off = max(1 - sums.min.item(), sums.max.item() - 1)
-        if off > ROW_SUM_TOLERANCE:
-            raise ValueError(f"transition must have rows that sum to 1, got one that is {off:.2g} away from it")
+        check_distributions("transition", matrix.detach().double().numpy())
     if isinstance(transition, Tensor) and matrix.device != logits.device:
         raise ValueError(f"transition must be on {logits.device} like logits, got {matrix.device}")
     return matrix.detach().to(logits.device)

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from jocor_fast._extension import build_info
+from jocor_fast.errors import ArgumentValueError
 
 
 def resolve_device(name: str) -> torch.device:
@@ -29,10 +30,10 @@ def resolve_device(name: str) -> torch.device:
         return torch.device("cpu")
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if count == 0:
-        raise ValueError(f"device: {name!r} asks for a GPU, and torch sees none")
+        raise ArgumentValueError("device", f"must be cpu where torch sees no GPU, got {name!r}")
     index = torch.cuda.current_device() if device.index is None else device.index
     if index >= count:
-        raise ValueError(f"device: {name!r} is not among the {count} GPUs that torch sees")
+        raise ArgumentValueError("device", f"must be among the {count} GPUs that torch sees, got {name!r}")
     return torch.device("cuda", index)
 
 

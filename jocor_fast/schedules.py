@@ -7,7 +7,7 @@ Epochs count from 1.
 
 from __future__ import annotations
 
-from jocor_fast.arguments import at_least, check_forget_rate
+from jocor_fast.arguments import at_least, check_choice, check_forget_rate
 
 RECIPES = ("paper", "published")
 LR_PLANS = ("linear", "clothing1m")
@@ -179,8 +179,4 @@ def keep_rounding(recipe: str = "paper") -> str:
 
 def check_recipe(recipe: str) -> str:
     """Return the recipe's name; anything but one of `RECIPES` is a ValueError, anything but a string a TypeError."""
-    if not isinstance(recipe, str):
-        raise TypeError(f"recipe must be a str, got {type(recipe).__name__}")
-    if recipe not in RECIPES:
-        raise ValueError(f"recipe must be 'paper' or 'published', got {recipe!r}")
-    return recipe
+    return check_choice("recipe", recipe, RECIPES)

@@ -22,6 +22,7 @@ from jocor_fast.engine.networks import NetworkSource, probe_classes
 from jocor_fast.engine.plan import unfinished_ramp
 from jocor_fast.engine.processes import joined_processes
 from jocor_fast.engine.settings import TrainSettings
+from jocor_fast.errors import ArgumentTypeError, ArgumentValueError
 from jocor_fast.machine import own_modes, usable_cores
 from jocor_fast.runs.fit import EpochEvent, EvalData, Run, TrainData, fit
 
@@ -130,9 +131,9 @@ def train(
         warnings.warn(unfinished, stacklevel=2)
     if output is not None:
         if not isinstance(output, (str, os.PathLike)):
-            raise TypeError(f"output must be a str, a path or None, got {type(output).__name__}")
+            raise ArgumentTypeError("output", f"must be a str, a path or None, got {type(output).__name__}")
         if not os.fspath(output):
-            raise ValueError("output must name a folder, got ''")
+            raise ArgumentValueError("output", "must name a folder, got ''")
         output = user_path(output)
     resume = check_switch("resume", resume)
     pairs = {"train_data": train_data, "test_data": test_data, "val_data": val_data}

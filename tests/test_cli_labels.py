@@ -109,10 +109,10 @@ def test_one_class_in_the_data_is_told_and_cannot_be_made_noisy(
     command = ["train", f"--dataset=npz:{archive}", "--epochs=1", f"--output={tmp_path / 'run'}", "--device=cpu"]
     assert main([*command, "--noise-rate=0.2"]) == 2
     error = capsys.readouterr().err
-    assert f"error: --noise-rate must be 0 for npz:{archive}, since all labels there are of one class" in error
+    assert f"error: --noise-rate must be 0 for npz:{archive}, whose labels are all of one class" in error
     np.save(tmp_path / "ten.npy", np.eye(10))
     assert main([*command, f"--noise-matrix={tmp_path / 'ten.npy'}"]) == 1
-    assert "ten.npy (--noise-matrix) must have shape [1, 1], a row and a column a class" in capsys.readouterr().err
+    assert "ten.npy must have shape [1, 1], a row and a column a class" in capsys.readouterr().err
     assert main(command) == 0
     captured = capsys.readouterr()
     assert "has one class only: there is nothing to learn" in captured.err

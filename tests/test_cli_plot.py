@@ -13,7 +13,7 @@ from matplotlib.image import imread
 
 from jocor_fast.cli.program import main
 from jocor_fast.data.catalogue import load_dataset
-from jocor_fast.noise.matrices import corrupt, pairflip
+from jocor_fast.noise import corrupt, pairflip
 from jocor_fast.report.comparison import find_runs, grouped
 from jocor_fast.report.noise_matrix import draw_noise_matrices, realised_matrix
 

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from jocor_fast.config.options import OPTIONS
-from jocor_fast.config.resolve import ConfigError, read_config_file, resolve
+from jocor_fast.config.resolve import read_config_file, resolve
 from jocor_fast.engine.settings import TrainSettings
+from jocor_fast.errors import ArgumentTypeError, ArgumentValueError, ConfigError, DataError, RunError
 from jocor_fast.noise.matrices import read_transition
 
 # Every option once: text of the flag, what it resolves to, and the flags that it needs beside it.
@@ -254,13 +255,23 @@ def test_a_file_that_cannot_be_read_is_named(make, tmp_path: Path) -> None:
         resolve({}, str(path))
 
 
-def test_messages_of_the_library_name_the_flag_or_the_key(tmp_path: Path) -> None:
-    config = resolve({"lr": "0.1", "noise_rate": "0.5"}, toml(tmp_path, "seed = 1\n"))
-    assert config.relabelled("lr must be positive") == "--lr must be positive"
-    assert config.relabelled("output: is full") == "--output: is full"
-    assert config.relabelled("rate (--noise-rate) must lie in [0, 1)") == "--noise-rate must lie in [0, 1)"
-    assert config.relabelled("seed must be small").startswith("seed in ")
-    assert config.relabelled("labels.csv, line 3: no") == "labels.csv, line 3: no"
+def test_errors_name_the_flag_or_the_key_of_the_argument_at_fault(tmp_path: Path) -> None:
+    path = toml(tmp_path, "seed = 1\n")
+    config = resolve({"lr": "0.1", "noise_rate": "0.5"}, path)
+
+    def text(error: Exception, *options: str, **arguments: str) -> str:
+        with pytest.raises(type(error)) as refused, config.naming(*options, **arguments):
+            raise error
+        return str(refused.value)
+
+    assert text(RunError("is full", "output"), "output") == "--output: is full"
+    assert text(RunError("is full", "output")) == "output: is full"
+    assert text(DataError("labels must be there"), "labels") == "labels must be there"
+    with pytest.raises(ConfigError, match=r"^--noise-rate must lie in \[0, 1\)$"), config.naming(rate="noise_rate"):
+        raise ArgumentValueError("rate", "must lie in [0, 1)")
+    with pytest.raises(ConfigError) as refused, config.naming("seed"):
+        raise ArgumentTypeError("seed", "must be small")
+    assert str(refused.value) == f"seed in {path} must be small"
 
 
 def test_a_file_that_windows_saved_is_read(tmp_path: Path) -> None:

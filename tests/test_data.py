@@ -14,10 +14,11 @@ import numpy as np
 import pytest
 
 from jocor_fast.data.catalogue import DATASETS, default_root, load_dataset
-from jocor_fast.data.dataset import DataError, Dataset
+from jocor_fast.data.dataset import Dataset
 from jocor_fast.data.memory import idx as idx_module
 from jocor_fast.data.memory.download import DownloadError, download
 from jocor_fast.data.memory.idx import read_idx
+from jocor_fast.errors import ArgumentValueError, DataError
 
 FILES = {
     "train-images-idx3-ubyte": (7, 5, 4),
@@ -113,7 +114,7 @@ def test_digits_are_all_of_scikit_learns():
 
 @pytest.mark.parametrize("prefix", ["npz:", "folder:", "csv:"])
 def test_a_prefix_without_a_path_is_not_the_current_folder(prefix: str):
-    with pytest.raises(DataError, match=f"^dataset must name a file or folder after '{prefix}', got nothing$"):
+    with pytest.raises(ArgumentValueError, match=f"^dataset must name a file or folder after '{prefix}', got nothing$"):
         load_dataset(prefix)
 
 
@@ -343,7 +344,7 @@ def test_a_user_without_a_home_is_told_to_name_the_folder(monkeypatch: pytest.Mo
     monkeypatch.delenv("HOME")
     monkeypatch.setattr("pwd.getpwuid", unknown)
     for call in (default_root, lambda: load_dataset("mnist")):
-        with pytest.raises(DataError, match=r"this user has no home: --data-root or \$JOCOR_FAST_DATA names one"):
+        with pytest.raises(DataError, match=r"^data_root: .* no home; give one, or set \$JOCOR_FAST_DATA"):
             call()
     assert load_dataset("digits").num_classes == 10
     assert list(tmp_path.iterdir()) == []
@@ -352,7 +353,7 @@ def test_a_user_without_a_home_is_told_to_name_the_folder(monkeypatch: pytest.Mo
 @pytest.mark.parametrize("name", ["", "MNIST", "cifar-10", "npz", "../mnist"])
 def test_an_unknown_name_is_answered_with_the_known_ones(tmp_path: Path, name: str):
     known = f"dataset must be one of {', '.join(DATASETS)}, npz:FILE, folder:DIR or csv:FILE, got '{name}'"
-    with pytest.raises(DataError, match=known):
+    with pytest.raises(ArgumentValueError, match=known):
         load_dataset(name, tmp_path)
 
 

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from jocor_fast.data.catalogue import load_dataset
-from jocor_fast.data.dataset import DataError, Dataset
+from jocor_fast.data.dataset import Dataset
+from jocor_fast.errors import DataError
 
 BATCHES = {
     "cifar10": ("cifar-10-batches-py", [f"data_batch_{n}" for n in range(1, 6)] + ["test_batch"], "labels", 10),

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from jocor_fast.data.catalogue import load_dataset
-from jocor_fast.data.dataset import DataError, Dataset
+from jocor_fast.data.dataset import Dataset
 from jocor_fast.data.memory.npz import load_npz_dataset
+from jocor_fast.errors import DataError
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (4, 5, 6)).astype(np.uint8)
 COLOUR = np.random.default_rng(1).integers(0, 256, (4, 5, 6, 3)).astype(np.uint8)

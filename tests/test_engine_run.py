@@ -27,11 +27,11 @@ from engine_cases import (
     without_timings,
 )
 from jocor_fast.data.catalogue import load_dataset
-from jocor_fast.data.dataset import DataError
 from jocor_fast.engine.plan import plan_epoch
 from jocor_fast.engine.settings import TrainSettings
+from jocor_fast.errors import DataError
 from jocor_fast.models.networks import mlp
-from jocor_fast.noise.matrices import corrupt, symmetric
+from jocor_fast.noise import corrupt, symmetric
 from jocor_fast.report.summary import best_by_validation
 from jocor_fast.runs.fit import EpochEvent, EvalData, TrainData, fit
 

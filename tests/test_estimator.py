@@ -21,7 +21,7 @@ import jocor_fast as jf
 from children import python
 from jocor_fast.data.catalogue import load_dataset
 from jocor_fast.models.networks import mlp
-from jocor_fast.noise.matrices import corrupt, symmetric
+from jocor_fast.noise import corrupt, symmetric
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -10,8 +10,8 @@ import pytest
 
 from image_cases import CLASS_NAMES, encoded, loaded, picture, write_clothing1m
 from jocor_fast.data.catalogue import find_dataset, load_dataset
-from jocor_fast.data.dataset import DataError
 from jocor_fast.data.images.clothing1m import LEAST_FOR_ESTIMATE
+from jocor_fast.errors import DataError
 
 
 def append(path: Path, text: str) -> None:

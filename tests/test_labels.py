@@ -15,8 +15,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jocor_fast.data.dataset import DataError
 from jocor_fast.data.labels import read_labels
+from jocor_fast.errors import ArgumentValueError, DataError
 
 CLEAN = np.array([0, 1, 2, 0, 1, 2])
 NOISY = np.array([0, 2, 2, 1, 1, 0])
@@ -354,8 +354,9 @@ def test_a_file_of_several_arrays_without_a_key_is_told_which_there_are(tmp_path
 )
 def test_a_spec_that_names_no_file_of_labels(tmp_path: Path, spec: str, message: str):
     for arguments in ({"spec": spec}, {"spec": written(tmp_path, ".npy", NOISY), "clean_spec": spec}):
-        with pytest.raises(DataError, match=message):
+        with pytest.raises((ArgumentValueError, DataError), match=message) as refused:
             read_labels(dataset_labels=CLEAN, num_classes=3, **arguments)
+        assert refused.value.argument in (None, "clean_labels" if "clean_spec" in arguments else "labels")
 
 
 @pytest.mark.parametrize("spec", [3, ["labels.npy"], b"labels.npy"])

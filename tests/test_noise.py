@@ -15,7 +15,7 @@ from hypothesis.extra import numpy as hnp
 
 from jocor_fast import noise
 from jocor_fast.data.catalogue import load_dataset
-from jocor_fast.noise.cifar100_classes import FINE_CLASSES, SUPERCLASSES
+from jocor_fast.noise.class_pairs import FINE_CLASSES, SUPERCLASSES
 
 RATES = st.floats(0, 1, exclude_max=True)
 BALANCED = np.repeat(np.arange(10), 5000)

@@ -12,12 +12,13 @@ import torch
 
 import jocor_fast as jf
 from jocor_fast.cli.program import main
-from jocor_fast.config.resolve import ConfigError, resolve
+from jocor_fast.config.resolve import resolve
 from jocor_fast.config.task import build_task
 from jocor_fast.diagnosis.cross_fit import CrossFit, cross_fit, default_epochs
 from jocor_fast.diagnosis.noise_estimate import NoiseEstimate, counted, from_predictions, from_predictions_and_truth
 from jocor_fast.engine.plan import EpochPlan
 from jocor_fast.engine.trainer import Trainer
+from jocor_fast.errors import ConfigError
 
 pytestmark = pytest.mark.usefixtures("one_thread", "curves_at_once")
 

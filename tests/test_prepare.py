@@ -111,7 +111,7 @@ def test_a_list_goes_with_its_images_unless_they_lie_elsewhere(
         (["--size", "0"], 2, "--size must be HxW or a number, such as 256x256 or 256, got '0'"),
         (["--size", "256x"], 2, "--size must be HxW"),
         (["--quality", "96"], 2, "--quality must be a whole number from 1 to 95, got '96'"),
-        (["--output", "original"], 1, "output must be another folder"),
+        (["--output", "original"], 2, "--output must be another folder"),
     ],
 )
 def test_wrong_use_is_one_sentence(

@@ -12,10 +12,11 @@ from PIL import Image
 
 from jocor_fast import noise
 from jocor_fast.cli.train_heading import warnings_of
-from jocor_fast.config.resolve import ConfigError, resolve
+from jocor_fast.config.resolve import resolve
 from jocor_fast.config.task import build_task
 from jocor_fast.data.catalogue import load_dataset
 from jocor_fast.engine.processes import ALONE
+from jocor_fast.errors import ConfigError
 from jocor_fast.methods import METHODS
 
 

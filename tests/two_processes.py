@@ -31,8 +31,9 @@ from jocor_fast.data.images.preprocessing import Preprocessing
 from jocor_fast.data.images.source import ImageInputs
 from jocor_fast.data.samples import EvalData, TrainData
 from jocor_fast.engine.plan import plan_epoch
-from jocor_fast.engine.processes import FailedElsewhere, Processes, SharedRequest, joined_processes
+from jocor_fast.engine.processes import Processes, SharedRequest, joined_processes
 from jocor_fast.engine.trainer import Trainer
+from jocor_fast.errors import FailedElsewhere
 from jocor_fast.methods import METHODS, FCorrection
 from jocor_fast.runs.fit import EpochEvent, fit
 

@@ -14,7 +14,6 @@ import numpy as np
 from rich.console import Console
 
 from jocor_fast.cli.flags import declare_alone, parse_count
-from jocor_fast.config.resolve import ConfigError
 from jocor_fast.config.stored_run import read_config, task_of_run
 from jocor_fast.config.task import Task
 from jocor_fast.data.arrays import user_path
@@ -23,7 +22,7 @@ from jocor_fast.data.images.image_set import ImageDataset, ImageList
 from jocor_fast.data.images.thumbnails import data_uri, file_uri, image_file_uri, is_image
 from jocor_fast.diagnosis.audit_page import audit_page
 from jocor_fast.diagnosis.wrong_labels import Audit, audit_history
-from jocor_fast.errors import RunError
+from jocor_fast.errors import ConfigError, RunError
 from jocor_fast.files.names import AUDIT, NOISE_MATRIX, TRAINING_FILES, read_metrics
 from jocor_fast.files.whole_file import write_json, write_text
 from jocor_fast.report.noise_matrix import draw_noise_matrices
@@ -202,10 +201,10 @@ class AuditedRun:
         history = history_in(folder, checkpoint)
         task = task_of_run(config, data_root, partial(say, console))
         if task is not None and not np.array_equal(task.train.labels.numpy(), history.labels):
-            raise RunError(f"RUN: the labels that {folder} was trained on are others now: has their file changed?")
+            raise RunError(f"the labels that {folder} was trained on are others now: has their file changed?", "RUN")
         files = checkpoint.get("identity", {}).get(TRAINING_FILES)
         if task is not None and files is not None and files != task.train.inputs.checksum:  # type: ignore[union-attr]
-            raise RunError(f"RUN: the image files that {folder} was trained on are others now, or in another order")
+            raise RunError(f"the image files that {folder} was trained on are others now, or in another order", "RUN")
         found = audit_history(history, None if task is None else task.dataset.num_classes)
         table = config.get("label_table")
         labels = table if table is not None else [str(number) for number in range(len(found.noise_matrix))]

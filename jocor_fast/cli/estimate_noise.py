@@ -13,9 +13,10 @@ from rich.console import Console
 
 from jocor_fast.cli.flags import declare
 from jocor_fast.config.options import AUTO, OPTIONS
-from jocor_fast.config.resolve import ConfigError, default_run_name, resolve
+from jocor_fast.config.resolve import default_run_name, resolve
 from jocor_fast.config.task import build_task
 from jocor_fast.diagnosis.noise_estimate import estimate_noise
+from jocor_fast.errors import ConfigError
 from jocor_fast.files.names import NOISE_ESTIMATE, NOISE_MATRIX
 from jocor_fast.files.whole_file import check_writable, write_bytes, write_json
 from jocor_fast.report.noise_matrix import draw_noise_matrices

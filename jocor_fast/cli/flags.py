@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from jocor_fast.config.options import OPTIONS, Option
-from jocor_fast.config.resolve import ConfigError
 from jocor_fast.engine.settings import device_name
+from jocor_fast.errors import ConfigError, called
 from jocor_fast.machine import resolve_device
 
 MOST_COUNT = 1_000_000_000  # more than anybody has a use for
@@ -48,10 +48,8 @@ def parse_count(flag: str, text: str | None, default: int, *, least: int = 1, mo
 
 def parse_device(text: str) -> torch.device:
     """The device that --device names; a ConfigError where it is none, or is not there."""
-    try:
+    with called({"device": "--device"}):
         return resolve_device(device_name(text))
-    except ValueError as error:
-        raise ConfigError(f"--{error}") from error
 
 
 def _add(parser: argparse._ActionsContainer, option: Option, default: Any) -> None:

@@ -14,7 +14,7 @@ from rich.console import Console
 from jocor_fast._extension import build_info
 from jocor_fast.cli.flags import declare_alone
 from jocor_fast.data.catalogue import DATASETS, default_root, find_dataset
-from jocor_fast.data.dataset import DataError
+from jocor_fast.errors import DataError
 from jocor_fast.machine import resolve_device, usable_cores
 from jocor_fast.report.screen import counted, say
 
@@ -69,7 +69,7 @@ def _lines(data_root: str | None) -> Iterator[tuple[str, str]]:
     try:
         root = str(data_root if data_root is not None else default_root())
     except DataError as error:
-        yield "data root", f"none, {error}"
+        yield "data root", f"none: {error.problem}"
         return
     yield "data root", root
     for name in DATASETS:

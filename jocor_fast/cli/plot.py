@@ -10,11 +10,9 @@ import numpy as np
 from rich.console import Console
 
 from jocor_fast.cli.flags import declare_alone
-from jocor_fast.config.resolve import ConfigError
 from jocor_fast.config.stored_run import task_of_run
 from jocor_fast.data.arrays import user_path
-from jocor_fast.data.dataset import DataError
-from jocor_fast.errors import RunError
+from jocor_fast.errors import ConfigError, DataError, RunError
 from jocor_fast.files.names import COMPARISON, CONFIG, NOISE_MATRIX, read_json, read_summary
 from jocor_fast.report.comparison import ComparedRun, find_runs, grouped
 from jocor_fast.report.curves import draw_comparison
@@ -58,7 +56,7 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
 def _runs(folder: Path) -> list[ComparedRun]:
     found = find_runs(folder)
     if not found:
-        raise RunError(f"RUN: {folder} holds no run, nor does any folder in it (no metrics.jsonl)")
+        raise RunError(f"{folder} holds no run, nor does any folder in it (no metrics.jsonl)", "RUN")
     return found
 
 

@@ -14,11 +14,10 @@ from rich.console import Console
 
 from jocor_fast.cli.flags import declare_alone, parse_device
 from jocor_fast.config.predictor import Predictor
-from jocor_fast.config.resolve import ConfigError
 from jocor_fast.data.arrays import split_key, user_path
 from jocor_fast.data.images.image_file import BadImage
 from jocor_fast.data.images.lists import Walk
-from jocor_fast.errors import RunError
+from jocor_fast.errors import ConfigError, RunError
 from jocor_fast.files.whole_file import check_writable, write_text
 from jocor_fast.report.screen import phase, visible, warn
 from jocor_fast.report.tables import csv_text
@@ -148,7 +147,7 @@ def _images(path: Path) -> list[Path]:
     walk = Walk()
     found = [Path(image) for image in walk.images(str(path))]
     if not found:
-        raise RunError("; ".join((f"PATH: there is no image in {path}", *walk.notes())))
+        raise RunError("; ".join((f"there is no image in {path}", *walk.notes())), "PATH")
     for note in walk.notes():
         warn(note)
     return found

@@ -5,15 +5,16 @@ from __future__ import annotations
 import argparse
 import re
 from functools import partial
+from pathlib import Path
 
 from rich.console import Console
 
 from jocor_fast.cli.flags import declare_alone, parse_count
-from jocor_fast.config.resolve import ConfigError
 from jocor_fast.data.arrays import user_path
 from jocor_fast.data.catalogue import holds_files, load_dataset
 from jocor_fast.data.images.image_set import ImageDataset
 from jocor_fast.data.images.prepare import Preparation, prepare
+from jocor_fast.errors import ConfigError, called
 from jocor_fast.files.names import BAD_FILES
 from jocor_fast.report.screen import phase, say
 
@@ -57,6 +58,13 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     size = parse_size(arguments.size)
     quality = parse_count("--quality", arguments.quality, Preparation.quality, most=MOST_QUALITY)
     output = user_path(arguments.output)
+    with called({"dataset": "--dataset", "data_root": "--data-root", "output": "--output"}):
+        return _resize(arguments, output, size, quality, console)
+
+
+def _resize(
+    arguments: argparse.Namespace, output: Path, size: tuple[int, int] | int | None, quality: int, console: Console
+) -> int:
     dataset = load_dataset(arguments.dataset, arguments.data_root, announce=partial(say, console))
     assert isinstance(dataset, ImageDataset)
     preparation = Preparation(dataset.resize if size is None else size, quality)

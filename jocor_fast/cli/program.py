@@ -26,11 +26,10 @@ from rich.console import Console
 from jocor_fast import __version__
 from jocor_fast._command import answer_interrupts
 from jocor_fast.cli import audit, estimate_noise, info, plot, predict, prepare, reproduce, search_lambda, train
-from jocor_fast.config.resolve import ConfigError, closest_option
-from jocor_fast.data.dataset import DataError
+from jocor_fast.config.resolve import closest_option
 from jocor_fast.data.images.image_file import warning_of_pillow
-from jocor_fast.engine.processes import FailedElsewhere, launched_together, speaks
-from jocor_fast.errors import RunError
+from jocor_fast.engine.processes import launched_together, speaks
+from jocor_fast.errors import ConfigError, FailedElsewhere, JocorFastError
 from jocor_fast.report.screen import Heartbeat, complain, listed, warn
 from jocor_fast.report.tables import duration
 
@@ -88,12 +87,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with _own_warnings_in_one_line(), beat:
             code: int = command.run(parsed, console)
         return code
-    except ConfigError as error:
-        return _fail(str(error), WRONG_USE)
-    except FailedElsewhere:
-        return FAILED
-    except (DataError, RunError) as error:
-        return _fail(str(error), FAILED)
+    except FailedElsewhere as error:
+        return error.exit_code
+    except JocorFastError as error:
+        return _fail(str(error), error.exit_code)
     except SystemExit as stop:
         if stop.code != TERMINATED:
             raise

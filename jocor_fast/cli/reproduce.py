@@ -14,10 +14,10 @@ from typing import Any
 from rich.console import Console
 
 from jocor_fast.cli.flags import declare_alone, parse_count, parse_device
-from jocor_fast.config.resolve import Config, ConfigError, resolve
+from jocor_fast.config.resolve import Config, resolve
 from jocor_fast.data.arrays import user_path
 from jocor_fast.data.catalogue import load_dataset
-from jocor_fast.errors import RunError
+from jocor_fast.errors import ConfigError, RunError
 from jocor_fast.files.whole_file import write_text
 from jocor_fast.machine import usable_cores
 from jocor_fast.methods import METHODS, FCorrection

@@ -14,9 +14,9 @@ from rich.console import Console
 
 from jocor_fast.cli.flags import declare, parse_count
 from jocor_fast.config.options import OPTIONS
-from jocor_fast.config.resolve import Config, ConfigError, default_run_name, read_config_file, resolve
+from jocor_fast.config.resolve import Config, default_run_name, read_config_file, resolve
 from jocor_fast.config.task import Task, build_task
-from jocor_fast.errors import RunError
+from jocor_fast.errors import ConfigError, RunError
 from jocor_fast.files.names import LAMBDA_SEARCH, number_in_name, read_metrics
 from jocor_fast.files.whole_file import write_json, write_text
 from jocor_fast.machine import resolve_device, usable_cores
@@ -228,5 +228,5 @@ def _validation_text(config: Config, task: Task) -> str:
 
 def _default_jobs(config: Config) -> int:
     """A run a core; one on a GPU."""
-    with config.relabelling():
+    with config.engine_complaints():
         return 1 if resolve_device(config["device"]).type == "cuda" else usable_cores()

@@ -18,14 +18,14 @@ from jocor_fast.cli.flags import declare
 from jocor_fast.cli.train_heading import print_heading, warnings_of
 from jocor_fast.config.options import AUTO, OPTIONS, TRAINING_FIELDS, UNFLAGGED_DEFAULTS
 from jocor_fast.config.predictor import describe_input
-from jocor_fast.config.resolve import Config, ConfigError, resolve
+from jocor_fast.config.resolve import Config, resolve
 from jocor_fast.config.stored_run import FOLDER, PATHS, is_relative, names_the_same
 from jocor_fast.config.task import Task, build_task
 from jocor_fast.diagnosis.noise_estimate import NoiseEstimate, estimate_noise
 from jocor_fast.engine.plan import whole_batch
-from jocor_fast.engine.processes import FailedElsewhere, Processes, joined_processes
+from jocor_fast.engine.processes import Processes, joined_processes
 from jocor_fast.engine.settings import TrainSettings
-from jocor_fast.errors import RunError
+from jocor_fast.errors import ConfigError, FailedElsewhere, RunError
 from jocor_fast.files.names import CHECKPOINT, CONFIG, FIRST_STAGE, read_json
 from jocor_fast.machine import resolve_device
 from jocor_fast.report.screen import TrainingProgress, final_table, phase, say, say_subjects, warn
@@ -64,7 +64,7 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     flags = {name: value for name, value in vars(arguments).items() if name in OPTIONS}
     config = resolve(flags, arguments.config)
     with contextlib.ExitStack() as stack:
-        with config.relabelling():
+        with config.naming("device"):
             processes = stack.enter_context(joined_processes(config["device"]))
         try:
             return _run(config, processes, console)
@@ -88,7 +88,7 @@ def _run(config: Config, processes: Processes, console: Console) -> int:
     folder = _keep_names(config, processes)
     estimate = _estimated_forget_rate(config, task, processes, console)
     settings = config.train_settings()
-    with config.relabelling():
+    with config.naming("batch_size"):
         batch = whole_batch(settings, len(task.train.labels), processes)
     print_heading(config, task, _device(config), processes, batch, console)
     if processes.first:
@@ -114,14 +114,14 @@ def _run(config: Config, processes: Processes, console: Console) -> int:
 def _check_output(config: Config) -> None:
     """RunError where the folder holds a run that this one is not to go on with, or cannot be written into."""
     if not config["resume"]:
-        with config.relabelling():
+        with config.naming("output"):
             check_free(Path(config["output"]))
             check_place(Path(config["output"]))
 
 
 def _device(config: Config) -> torch.device:
     """Where the run will compute; a ConfigError where it cannot."""
-    with config.relabelling():
+    with config.naming("device"):
         device = resolve_device(config["device"])
     why_not = build_info()["reason"]
     if device.type == "cuda" and why_not is not None:
@@ -175,7 +175,7 @@ def _fit(
         if board is not None and not event.first_stage:
             board.on_epoch(event.metrics)
 
-    with config.relabelling():
+    with config.engine_complaints():
         return fit(
             settings,
             task.build_network,

@@ -17,13 +17,12 @@ from torch import Tensor, nn
 
 from jocor_fast.config.task import Task
 from jocor_fast.data.arrays import NpzArchive, read_npy, split_key
-from jocor_fast.data.dataset import DataError
 from jocor_fast.data.images.image_file import BadImage, decode_by_pillow, read_bytes
 from jocor_fast.data.images.image_set import ImageDataset
 from jocor_fast.data.images.pillow_decoder import PillowDecoder
 from jocor_fast.data.images.preprocessing import CENTRE, Preprocessing
 from jocor_fast.data.memory.npz import as_inputs
-from jocor_fast.errors import RunError
+from jocor_fast.errors import DataError, RunError
 from jocor_fast.files.names import CHECKPOINT
 from jocor_fast.models.networks import build_model
 from jocor_fast.runs.folder import read_weights
@@ -81,8 +80,9 @@ class Predictor:
         described, states = read_weights(checkpoint / CHECKPOINT if checkpoint.is_dir() else checkpoint)
         if described is None:
             raise RunError(
-                f"CHECKPOINT: {checkpoint} does not say which networks it is of: it is from before predict, or of "
-                "networks that were handed to jocor_fast.train"
+                f"{checkpoint} does not say which networks it is of: it is from before predict, or of networks that "
+                "were handed to jocor_fast.train",
+                "CHECKPOINT",
             )
         try:
             shape, classes = tuple(described["shape"]), tuple(described["classes"])
@@ -95,7 +95,7 @@ class Predictor:
             return Predictor(networks, classes, shape, described["kind"], scale, decoder, device)
         except Exception as error:  # there is no torchvision here, or what it says of itself is not true
             kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
-            raise RunError(f"CHECKPOINT: the networks of {checkpoint} cannot be built: {kind}{error}") from error
+            raise RunError(f"the networks of {checkpoint} cannot be built: {kind}{error}", "CHECKPOINT") from error
 
     def image(self, path: Path) -> Tensor:
         """An image file as an input, float32: decoded, turned by its EXIF orientation, prepared as in training.

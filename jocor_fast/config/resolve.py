@@ -2,7 +2,7 @@
 
 A value comes from the first of: its flag, the configuration file, the recipe, the data set's preset, the default.
 Values are checked where they are used: training settings by `engine.settings.TrainSettings`, the others by
-`data` and `noise`; their messages are then made to name the flag or key (`Config.relabelled`).
+`data` and `noise`; their errors are given the name of the flag or key (`Config.naming`).
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import difflib
 import os
-import re
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -23,10 +22,9 @@ from jocor_fast.config.options import AUTO, OPTIONS, TRAINING_FIELDS, UNFLAGGED_
 from jocor_fast.config.presets import PRESETS, PUBLISHED_CO_LAMBDA, preset_co_lambda
 from jocor_fast.data.arrays import user_path
 from jocor_fast.data.catalogue import CSV_PREFIX, FOLDER_PREFIX, NPZ_PREFIX, holds_files
-from jocor_fast.data.dataset import DataError
 from jocor_fast.data.images.clothing1m import CLOTHING1M
 from jocor_fast.engine.settings import TrainSettings
-from jocor_fast.errors import RunError
+from jocor_fast.errors import ConfigError, DataError, RunError, called
 from jocor_fast.files.names import number_in_name
 from jocor_fast.machine import resolve_device
 from jocor_fast.schedules import default_decay_start
@@ -38,11 +36,17 @@ else:
 
 Source = Literal["flag", "config", "recipe", "preset", "default"]
 NOISE_OPTIONS = ("noise", "noise_rate", "noise_seed", "noise_matrix")
+ENGINE_ARGUMENTS = (
+    *TRAINING_FIELDS,
+    "model",
+    "pretrained",
+    "output",
+    "resume",
+    "stop_after",
+    "checkpoint_every",
+    "strict",
+)
 FILE_OPTIONS = ("image_size", "normalisation", "loader", "strict")
-
-
-class ConfigError(ValueError):
-    """A flag or a configuration file is wrong (exit code 2). The message is one sentence that names the option."""
 
 
 @dataclass
@@ -93,40 +97,34 @@ class Config:
         chosen = {name: self.values[name] for name in TRAINING_FIELDS}
         if chosen["forget_rate"] in (None, AUTO):  # not decided yet: the others can be checked all the same
             chosen["forget_rate"] = 0.0
-        try:
+        with self.naming(*TRAINING_FIELDS):
             return TrainSettings(**chosen)
-        except (TypeError, ValueError) as error:
-            raise ConfigError(self.relabelled(str(error))) from error
-
-    def blamed(self, message: str) -> str | None:
-        """The option that a message of the library is about: "lr must …", "output: …", "rate (--noise-rate) must …"."""
-        match = re.match(r"\w+ \(--([\w-]+)\) |(\w+)(?:: | must )", message)
-        name = (match[1] or match[2]).replace("-", "_") if match else None
-        return name if name in OPTIONS else None
-
-    def relabelled(self, message: str) -> str:
-        """The message with the flag or key in the place of the library's name for it."""
-        name = self.blamed(message)
-        if name is None:
-            return message
-        return re.sub(r"^\w+( \(--[\w-]+\))?", lambda _: self.label(name), message)
 
     @contextlib.contextmanager
-    def relabelling(self) -> Iterator[None]:
-        """What the engine complains of within names the flag or key; a wrong value (ValueError) is a ConfigError.
+    def naming(self, *options: str, **arguments: str) -> Iterator[None]:
+        """Name what is at fault by its flag or key; a wrong value is a ConfigError.
 
-        Memory that runs out is a RunError that says what needs less.
+        Args:
+            options: those whose names are the library's too.
+            arguments: {library's name: option}.
         """
+        names = dict(zip(options, options, strict=True)) | arguments
         try:
-            yield
-        except DataError:  # of files, not of a value
+            with called({argument: self.label(option) for argument, option in names.items() if option in OPTIONS}):
+                yield
+        except (DataError, ConfigError):
             raise
-        except RunError as error:
-            raise type(error)(self.relabelled(str(error))) from error
-        except ValueError as error:
-            raise ConfigError(self.relabelled(str(error))) from error
+        except ValueError as error:  # about several arguments, or none of an option's name
+            raise ConfigError(str(error)) from error
+
+    @contextlib.contextmanager
+    def engine_complaints(self) -> Iterator[None]:
+        """The same for whatever the engine is given; memory that runs out is a RunError that says what needs less."""
+        try:
+            with self.naming(*ENGINE_ARGUMENTS):
+                yield
         except (MemoryError, RuntimeError) as error:
-            if not _is_out_of_memory(error):
+            if isinstance(error, RunError) or not _is_out_of_memory(error):
                 raise
             smaller = "--batch-size or --image-size" if self["image_size"] is not None else "--batch-size"
             device = resolve_device(self["device"])

@@ -25,7 +25,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     """The content of a run's config.json; a RunError where the folder holds no run."""
     content = read_json(folder / CONFIG)
     if content is None or not isinstance(content.get("settings"), dict):
-        raise RunError(f"RUN: {folder} is not the folder of a run (it has no whole {CONFIG})")
+        raise RunError(f"{folder} is not the folder of a run (it has no whole {CONFIG})", "RUN")
     return content
 
 

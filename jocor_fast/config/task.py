@@ -15,21 +15,23 @@ import torch
 from torch import nn
 
 from jocor_fast.config.options import AUTO
-from jocor_fast.config.resolve import Config, ConfigError
+from jocor_fast.config.resolve import Config
 from jocor_fast.data.catalogue import load_dataset
-from jocor_fast.data.dataset import DataError, Dataset
+from jocor_fast.data.dataset import Dataset
 from jocor_fast.data.images.bad_files import BadFiles
 from jocor_fast.data.images.image_set import ImageDataset, ImageList
 from jocor_fast.data.images.preprocessing import Preprocessing
 from jocor_fast.data.images.source import ImageInputs, choose_loader
 from jocor_fast.data.labels import read_labels
 from jocor_fast.data.samples import InputFiles, take
+from jocor_fast.errors import ConfigError
 from jocor_fast.files.names import CHECKPOINT, PREVIOUS_CHECKPOINT
 from jocor_fast.machine import resolve_device
 from jocor_fast.methods import uses_forget_rate
 from jocor_fast.models.networks import build_model
 from jocor_fast.models.pretrained import Weights, read_weights
-from jocor_fast.noise.matrices import corrupt, expected_rate, read_transition, realised_rate, transition_matrix
+from jocor_fast.noise.drawing import corrupt, expected_rate, realised_rate
+from jocor_fast.noise.matrices import read_transition, transition_matrix
 from jocor_fast.runs.fit import EvalData, TrainData
 
 
@@ -91,22 +93,11 @@ def build_task(config: Config, announce: Callable[[str], None] | None = None) ->
         ConfigError: an option has a wrong value, or does not go with this data set.
         DataError: a file is missing or broken.
     """
-    try:
-        return _built_task(config, announce)
-    except ConfigError:
-        raise
-    except ValueError as error:
-        message = str(error)
-        if isinstance(error, DataError) and config.blamed(message) is None:
-            raise
-        raise ConfigError(config.relabelled(message)) from error
-
-
-def _built_task(config: Config, announce: Callable[[str], None] | None) -> Task:
     root = Path(config["data_root"]) if config["data_root"] is not None else None
-    dataset = load_dataset(config["dataset"], root, announce=announce)
-    if isinstance(dataset, ImageDataset):
-        dataset = dataset.at_size(config["image_size"])
+    with config.naming("dataset", "data_root", "image_size"):
+        dataset = load_dataset(config["dataset"], root, announce=announce)
+        if isinstance(dataset, ImageDataset):
+            dataset = dataset.at_size(config["image_size"])
     if config["model"] is None:
         config.decide("model", dataset.default_model)
     labels = _noisy_labels(config, dataset)
@@ -143,10 +134,8 @@ def _goes_on(config: Config) -> bool:
 
 
 def _pretrained(config: Config) -> Weights:
-    try:
+    with config.naming("pretrained", "model"):
         return read_weights(config["pretrained"], config["model"])
-    except DataError as error:
-        raise DataError(f"{config.label('pretrained')}: {error}") from error
 
 
 def _array_parts(dataset: Dataset) -> _Parts:
@@ -164,7 +153,8 @@ def _array_parts(dataset: Dataset) -> _Parts:
 
 def _image_parts(config: Config, dataset: ImageDataset) -> _Parts:
     """The parts of a data set of files; which loader reads them is decided here."""
-    loader, reason = choose_loader(config["loader"], resolve_device(config["device"]))
+    with config.naming("loader", "device"):
+        loader, reason = choose_loader(config["loader"], resolve_device(config["device"]))
     if config["loader"] == "auto":
         config.decide("loader", loader, reason=reason)
     preprocessing = Preprocessing(
@@ -189,7 +179,8 @@ def _noisy_labels(config: Config, dataset: Dataset | ImageDataset) -> _NoisyLabe
         clean = dataset.train.clean_labels
     if config["labels"] is not None:
         table, clean_spec = dataset.label_table, config["clean_labels"]
-        labels = read_labels(config["labels"], clean, num_classes, clean_spec=clean_spec, label_table=table)
+        with config.naming("labels", "clean_labels"):
+            labels = read_labels(config["labels"], clean, num_classes, clean_spec=clean_spec, label_table=table)
         return _NoisyLabels(labels.noisy, labels.clean, None)
     if config["noise_matrix"] is not None:
         transition = read_transition(config["noise_matrix"], num_classes)
@@ -197,8 +188,10 @@ def _noisy_labels(config: Config, dataset: Dataset | ImageDataset) -> _NoisyLabe
         reason = "the share of wrong labels among the clean training images that have a noisy label too"
         return _NoisyLabels(dataset.train_labels, dataset.train.clean_labels, dataset.noise_estimate, reason)
     else:
-        transition = transition_matrix(config["noise"], num_classes, config["noise_rate"], dataset.name)
-    noisy = corrupt(clean, transition, seed=config["noise_seed"])
+        with config.naming(kind="noise", rate="noise_rate"):
+            transition = transition_matrix(config["noise"], num_classes, config["noise_rate"], dataset.name)
+    with config.naming(seed="noise_seed"):
+        noisy = corrupt(clean, transition, seed=config["noise_seed"])
     return _NoisyLabels(noisy, clean, expected_rate(transition, clean))
 
 

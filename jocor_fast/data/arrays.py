@@ -13,8 +13,8 @@ from typing import IO, Any
 import numpy as np
 import torch
 
-from jocor_fast.data.dataset import DataError
 from jocor_fast.data.pickled_arrays import STAND_INS, unpickled, unwrapped
+from jocor_fast.errors import DataError
 
 _STAND_INS: list[Any] = [(stand_in, name) for name, stand_in in STAND_INS.items()]  # torch's order of the two
 _KEYS_NAMED = 20  # in a message; a network's state_dict() has hundreds

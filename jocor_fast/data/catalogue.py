@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from jocor_fast.data.arrays import user_path
-from jocor_fast.data.dataset import DataError, Dataset
+from jocor_fast.data.dataset import Dataset
 from jocor_fast.data.images.clothing1m import CLOTHING1M, find_clothing1m, load_clothing1m
 from jocor_fast.data.images.image_set import ImageDataset
 from jocor_fast.data.images.lists import load_csv, load_folder
@@ -15,6 +15,7 @@ from jocor_fast.data.memory.cifar import CIFAR_LAYOUTS, find_cifar, load_cifar
 from jocor_fast.data.memory.digits import load_digits
 from jocor_fast.data.memory.idx import IDX_SITES, find_idx_dataset, load_idx_dataset
 from jocor_fast.data.memory.npz import load_npz_dataset
+from jocor_fast.errors import ArgumentTypeError, ArgumentValueError, DataError
 
 DATASETS = ("digits", *IDX_SITES, *CIFAR_LAYOUTS, CLOTHING1M)
 ROOT_VARIABLE = "JOCOR_FAST_DATA"
@@ -31,7 +32,7 @@ def default_root() -> Path:
     root = user_path(told or "~/.cache/jocor_fast")
     if not told and root.parts[0] == "~":
         raise DataError(
-            f"no folder of data sets is known, as this user has no home: --data-root or ${ROOT_VARIABLE} names one"
+            f"no folder of data sets is known, as this user has no home; give one, or set ${ROOT_VARIABLE}", "data_root"
         )
     return root
 
@@ -50,8 +51,9 @@ def load_dataset(
 
     Raises:
         TypeError: `name` is not a str.
-        DataError (a ValueError): the name is unknown, or the data set is absent or broken; one sentence names the file,
-            the fault and, for what is absent, where to get it.
+        ArgumentValueError: the name is unknown.
+        DataError (a ValueError too): the data set is absent or broken; one sentence names the file, the fault and, for
+            what is absent, where to get it.
     """
     dataset = _loaded(name, root, announce)
     if announce is not None and isinstance(dataset, ImageDataset):
@@ -64,9 +66,9 @@ def _loaded(
     name: str, root: str | os.PathLike[str] | None, announce: Callable[[str], None] | None
 ) -> Dataset | ImageDataset:
     if not isinstance(name, str):
-        raise TypeError(f"dataset must be a str, got {type(name).__name__}")
+        raise ArgumentTypeError("dataset", f"must be a str, got {type(name).__name__}")
     if name in (NPZ_PREFIX, FOLDER_PREFIX, CSV_PREFIX):  # an empty path would be the current folder
-        raise DataError(f"dataset must name a file or folder after {name!r}, got nothing")
+        raise ArgumentValueError("dataset", f"must name a file or folder after {name!r}, got nothing")
     if name == "digits":
         return load_digits()
     if name.startswith(NPZ_PREFIX):
@@ -82,7 +84,9 @@ def _loaded(
         return load_cifar(name, folders)
     if name == CLOTHING1M:
         return load_clothing1m(folders)
-    raise DataError(f"dataset must be one of {', '.join(DATASETS)}, npz:FILE, folder:DIR or csv:FILE, got {name!r}")
+    raise ArgumentValueError(
+        "dataset", f"must be one of {', '.join(DATASETS)}, npz:FILE, folder:DIR or csv:FILE, got {name!r}"
+    )
 
 
 def holds_files(name: str) -> bool:

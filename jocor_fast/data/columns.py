@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from jocor_fast.data.arrays import reading
-from jocor_fast.data.dataset import DataError
+from jocor_fast.errors import DataError
 
 DELIMITERS = ",;\t"
 SPLITS = {

@@ -1,4 +1,4 @@
-"""A data set in memory, and the one error that its files cause."""
+"""A data set in memory."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-
-class DataError(ValueError):
-    """A data set or a label file is absent, broken or of another kind: one sentence names the file and the fault."""
+from jocor_fast.errors import DataError
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import numpy as np
 from jocor_fast.data.arrays import NpzArchive, read_npy, read_pt, split_key, user_path
 from jocor_fast.data.classes import LabelError, class_numbers
 from jocor_fast.data.columns import read_table
-from jocor_fast.data.dataset import DataError
+from jocor_fast.errors import ArgumentValueError, DataError
 
 _FORMS = "FILE.npy, FILE.npz:KEY, FILE.pt:KEY or FILE.csv"
 _MOST_MISMATCHES_PER_1000 = 1  # a clean label that differs from the data set's own in more rows is of another order
@@ -66,11 +66,11 @@ def read_labels(
             sources of clean labels.
     """
     count, errors = len(dataset_labels), _decoding_errors(label_table)
-    noisy, clean = _read_columns(spec, count, errors)
+    noisy, clean = _read_columns("labels", spec, count, errors)
     if clean_spec is not None:
         if clean is not None:
             raise DataError(f"{spec} has a clean column already, so that clean labels from {clean_spec} are too many")
-        label_column, clean_column = _read_columns(clean_spec, count, errors)
+        label_column, clean_column = _read_columns("clean_labels", clean_spec, count, errors)
         clean = clean_column or label_column
     if clean is None:
         return Labels(_as_numbers(noisy, dataset_labels, num_classes, label_table))
@@ -134,7 +134,7 @@ def _decoding_errors(label_table: Sequence[str] | None) -> str:
     return "strict" if names.encode(errors="replace").decode() == names else "surrogateescape"
 
 
-def _read_columns(spec: str, num_samples: int, errors: str) -> tuple[_Column, _Column | None]:
+def _read_columns(argument: str, spec: str, num_samples: int, errors: str) -> tuple[_Column, _Column | None]:
     """The labels, and the clean ones where the file has them too."""
     spec = os.fspath(spec)
     file, key = split_key(spec)
@@ -148,7 +148,7 @@ def _read_columns(spec: str, num_samples: int, errors: str) -> tuple[_Column, _C
         return _Column(spec, read_npy(path)), None
     if path.suffix == ".csv":
         return _read_csv(path, num_samples, errors)
-    raise DataError(f"labels must be given as {_FORMS}, got {spec!r}")
+    raise ArgumentValueError(argument, f"must be given as {_FORMS}, got {spec!r}")
 
 
 def _read_csv(path: Path, num_samples: int, errors: str) -> tuple[_Column, _Column | None]:

@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Subset
 
-from jocor_fast.data.dataset import DataError
 from jocor_fast.data.images.bad_files import BadFiles
 from jocor_fast.data.samples import Batch, InputSource, as_network_input, check_inputs
+from jocor_fast.errors import DataError
 from jocor_fast.machine import derived_seed
 
 

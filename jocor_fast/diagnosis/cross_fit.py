@@ -91,7 +91,7 @@ def cross_fit(
                 if fault is not None:
                     raise RunError(
                         f"the warm-up that estimates the noise diverged in epoch {epoch}: {fault['reason']}; a smaller "
-                        "--lr may help"
+                        "learning rate may help"
                     )
                 probability[others] += _probabilities(trainer, sets[0], num_classes) / epochs
                 if val_probability is not None:

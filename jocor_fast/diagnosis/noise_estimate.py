@@ -91,7 +91,7 @@ def estimate_noise(
         return counted(task.given_labels[held_out], task.true_labels[held_out], num_classes)
     settings = config.train_settings()
     val = None if len(held_out) else task.val  # what was held out without true labels says nothing about noise
-    with config.relabelling():
+    with config.engine_complaints():
         fit = cross_fit(
             settings,
             task.build_network,
@@ -141,7 +141,7 @@ def from_predictions(fit: CrossFit, labels: np.ndarray) -> NoiseEstimate:
         warnings.warn(
             "the noise is probably estimated too high: the two networks agree with "
             f"{100 * overall:.1f} % of the labels that they were not trained on, and with {100 * of_surest:.1f} % of "
-            "those they are surest of, so they have not learnt the classes well enough to tell; another --model may",
+            "those they are surest of, so they have not learnt the classes well enough to tell; another network may",
             stacklevel=2,
         )
     return NoiseEstimate(rate, 2 * error, transition, method)

@@ -10,6 +10,7 @@ from torch import Tensor
 from jocor_fast import schedules
 from jocor_fast.engine.processes import ALONE, Processes
 from jocor_fast.engine.settings import TrainSettings
+from jocor_fast.errors import ArgumentValueError
 from jocor_fast.losses import num_keep
 from jocor_fast.methods import METHODS, Keep
 
@@ -95,7 +96,9 @@ def whole_batch(settings: TrainSettings, num_samples: int, processes: Processes 
     if settings.batch_scope == "process":
         batch_size *= count
     elif batch_size % count:
-        raise ValueError(f"batch_size must be a multiple of the {count} processes that share it, got {batch_size}")
+        raise ArgumentValueError(
+            "batch_size", f"must be a multiple of the {count} processes that share it, got {batch_size}"
+        )
     if num_samples < count:
         raise ValueError(f"training needs a sample for each of the {count} processes, got {num_samples}")
     return min(batch_size, num_samples - num_samples % count)

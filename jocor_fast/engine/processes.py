@@ -23,8 +23,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from jocor_fast.data.dataset import DataError
-from jocor_fast.errors import RunError
+from jocor_fast.errors import ArgumentValueError, DataError, FailedElsewhere, RunError
 from jocor_fast.machine import resolve_device
 
 T = TypeVar("T")
@@ -36,10 +35,6 @@ LAUNCHED_BY = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # what torch
 CONTROL_TIMEOUT = timedelta(days=1)
 # What gloo says, as a plain RuntimeError, when a process at the other end is no more.
 _LOST = re.compile(r"gloo/|Connection (closed|reset) by peer")
-
-
-class FailedElsewhere(RunError):
-    """Another process of the run has failed and says why; this one ends for that reason."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -304,10 +299,9 @@ def _place(control: dist.ProcessGroup) -> tuple[int, int]:
 
 def _take_gpu(device: str, local_rank: int, on_machine: int) -> None:
     if on_machine > 1 and ":" in device:
-        raise ValueError(f"device must be cuda where {on_machine} processes need a GPU each, got {device!r}")
+        raise ArgumentValueError("device", f"must be cuda where {on_machine} processes need a GPU each, got {device!r}")
     if on_machine > torch.cuda.device_count():
-        raise ValueError(
-            f"device: {on_machine} processes need a GPU each, and torch sees {torch.cuda.device_count()} of them"
-        )
+        seen = torch.cuda.device_count()
+        raise ArgumentValueError("device", f"must be cpu for {on_machine} processes where torch sees {seen} GPUs")
     if ":" not in device:
         torch.cuda.set_device(local_rank)

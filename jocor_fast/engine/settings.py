@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, fields
 import torch
 
 from jocor_fast import arguments
+from jocor_fast.errors import ArgumentTypeError, ArgumentValueError
 from jocor_fast.methods import METHODS
 from jocor_fast.schedules import LR_PLANS, RECIPES, default_decay_start, trained_epochs
 
@@ -88,13 +89,13 @@ class TrainSettings:
             value = arguments.as_real(name, getattr(self, name))
             if not 0 <= value < math.inf or (name == "lr" and value == 0):  # NaN fails the comparison
                 accepted = "finite and above 0" if name == "lr" else "finite and at least 0"
-                raise ValueError(f"{name} must be {accepted}, got {value}")
+                raise ArgumentValueError(name, f"must be {accepted}, got {value}")
             self._set(name, value)
         for name, least in (("ramp_epochs", 0), ("warmup_epochs", 0), ("epochs", 1), ("batch_size", 1), ("seed", 0)):
             self._set(name, arguments.at_least(name, getattr(self, name), least))
         trained_epochs(self.epochs, self.recipe)  # refuses one epoch of recipe "published"
         if self.seed >= 2**63:
-            raise ValueError(f"seed must be under 2**63, got {self.seed}")
+            raise ArgumentValueError("seed", f"must be under 2**63, got {self.seed}")
         if self.decay_start is None:
             self._set("decay_start", default_decay_start(self.epochs, recipe=self.recipe))
         self._set("decay_start", arguments.at_least("decay_start", self.decay_start, 0))
@@ -116,22 +117,18 @@ class TrainSettings:
         object.__setattr__(self, name, value)
 
     def _choice(self, name: str, accepted: Sequence[str]) -> None:
-        value = getattr(self, name)
-        if not isinstance(value, str):
-            raise TypeError(f"{name} must be a str, got {type(value).__name__}")
-        if value not in accepted:
-            raise ValueError(f"{name} must be one of {', '.join(accepted)}, got {value!r}")
+        arguments.check_choice(name, getattr(self, name), accepted)
 
 
 def device_name(device: str | torch.device) -> str:
     """The device as text; whether it is there is seen when a run starts."""
     if not isinstance(device, (str, torch.device)):
-        raise TypeError(f"device must be a str or a torch.device, got {type(device).__name__}")
+        raise ArgumentTypeError("device", f"must be a str or a torch.device, got {type(device).__name__}")
     name = str(device)
     try:
         known = name == "auto" or torch.device(name).type in ("cpu", "cuda")
     except RuntimeError:
         known = False
     if not known:
-        raise ValueError(f"device must be auto, cpu, cuda or cuda:N, got {name!r}")
+        raise ArgumentValueError("device", f"must be auto, cpu, cuda or cuda:N, got {name!r}")
     return name

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from jocor_fast.arguments import at_least
+from jocor_fast.errors import ArgumentTypeError, ArgumentValueError
 from jocor_fast.models.pretrained import Weights, load_weights
 
 PAPER_MODELS = ("mlp", "cnn")
@@ -62,7 +63,7 @@ def cnn(num_classes: int, *, in_channels: int = 3, image_size: tuple[int, int] =
     num_classes, channels = at_least("num_classes", num_classes, 1), at_least("in_channels", in_channels, 1)
     height, width = (at_least("image_size", size, 1) for size in image_size)
     if height < 8 or width < 8:
-        raise ValueError(f"image_size must be at least 8×8 for the cnn, got {height}×{width}")
+        raise ArgumentValueError("image_size", f"must be at least 8×8 for the cnn, got {height}×{width}")
     layers: list[nn.Module] = []
     for block in _CNN_CHANNELS:
         for out_channels in block:
@@ -103,9 +104,9 @@ def build_model(
         ValueError: the name is unknown, the network cannot take such samples, or torchvision is not installed.
     """
     if not isinstance(name, str):
-        raise TypeError(f"model must be a str, got {type(name).__name__}")
+        raise ArgumentTypeError("model", f"must be a str, got {type(name).__name__}")
     if not isinstance(input_shape, Iterable):
-        raise TypeError(f"input_shape must be a sequence of ints, got {type(input_shape).__name__}")
+        raise ArgumentTypeError("input_shape", f"must be a sequence of ints, got {type(input_shape).__name__}")
     shape = tuple(at_least("input_shape", size, 1) for size in input_shape)
     num_classes = at_least("num_classes", num_classes, 1)
     network = _drawn(name, shape, num_classes)
@@ -117,12 +118,12 @@ def build_model(
 
 def _drawn(name: str, shape: tuple[int, ...], num_classes: int) -> nn.Module:
     if not shape:
-        raise ValueError("input_shape must name at least one dimension, got ()")
+        raise ArgumentValueError("input_shape", "must name at least one dimension, got ()")
     if name == "mlp":
         return mlp(torch.Size(shape).numel(), num_classes)
     classifiers = None if name == "cnn" else _torchvision_models(name)
     if len(shape) not in (2, 3):
-        raise ValueError(f"model {name!r} takes images [H, W] or [C, H, W], got samples of shape {shape}")
+        raise ArgumentValueError("model", f"{name!r} takes images [H, W] or [C, H, W], got samples of shape {shape}")
     if classifiers is not None:
         return _torchvision_classifier(classifiers, name, shape, num_classes)
     if len(shape) == 2:
@@ -135,22 +136,25 @@ def _torchvision_models(name: str) -> ModuleType:
     try:
         from torchvision import models
     except (ImportError, OSError, RuntimeError) as error:  # the last two: a torchvision built against another torch
-        raise ValueError(
-            f"model must be mlp or cnn where torchvision cannot be imported ({error}), got {name!r}: "
-            "pip install 'jocor-fast[vision]' brings the torchvision that fits"
+        raise ArgumentValueError(
+            "model",
+            f"must be mlp or cnn where torchvision cannot be imported ({error}), got {name!r}: "
+            "pip install 'jocor-fast[vision]' brings the torchvision that fits",
         ) from error
     names = models.list_models(module=models)
     if name not in names:
         close = difflib.get_close_matches(name, [*PAPER_MODELS, *names], n=3)
         hint = f" (did you mean {' or '.join(close)}?)" if close else ""
-        raise ValueError(f"model must be mlp, cnn or a torchvision classifier such as resnet18, got {name!r}{hint}")
+        raise ArgumentValueError(
+            "model", f"must be mlp, cnn or a torchvision classifier such as resnet18, got {name!r}{hint}"
+        )
     return models
 
 
 def _torchvision_classifier(models: ModuleType, name: str, shape: tuple[int, ...], num_classes: int) -> nn.Module:
     channels, (height, width) = (shape[0] if len(shape) == 3 else 1), shape[-2:]
     if channels not in (1, 3):
-        raise ValueError(f"model {name!r} takes images of 1 or 3 channels, got samples of shape {shape}")
+        raise ArgumentValueError("model", f"{name!r} takes images of 1 or 3 channels, got samples of shape {shape}")
     options: dict[str, object] = {}
     if name in ("googlenet", "inception_v3"):
         # Their auxiliary heads return tuples in training; their own initialisation takes ten seconds.
@@ -168,7 +172,7 @@ def _torchvision_classifier(models: ModuleType, name: str, shape: tuple[int, ...
         _try_out(network, shape)
     except (AssertionError, RuntimeError, TypeError, ValueError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise ValueError(f"model {name!r} does not take samples of shape {shape}: {reason}") from error
+        raise ArgumentValueError("model", f"{name!r} does not take samples of shape {shape}: {reason}") from error
     return network
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from jocor_fast.data.arrays import read_saved, user_path
-from jocor_fast.data.dataset import DataError
+from jocor_fast.errors import ArgumentValueError, DataError
 
 DEFAULT = "default"
 # The keys under which training scripts keep a network's weights; our own files nest the first and the last.
@@ -55,7 +55,7 @@ def read_weights(source: str, model: str) -> Weights:
     try:
         return Weights(source, model, _weights_in(user_path(source)))
     except DataError as error:
-        raise DataError(f"{error}; {ACCEPTED}") from None
+        raise DataError(f"{error}; {ACCEPTED}", "pretrained") from None
 
 
 def _weights_in(path: Path) -> Mapping[str, Tensor]:
@@ -83,14 +83,14 @@ def load_weights(network: nn.Module, weights: Weights) -> None:
         ValueError: weights of the network are missing, or none is of the right shape.
     """
     state, given = network.state_dict(), weights.by_name
-    other_network = f"pretrained: {weights.source} holds the weights of another network than {weights.model}"
+    wanted = f"must hold the weights of {weights.model}, got {weights.source}"
     missing = [name for name in state if name not in given]
     if missing:
-        raise ValueError(f"{other_network}: there is no {missing[0]} among them")
+        raise ArgumentValueError("pretrained", f"{wanted}, which has no {missing[0]}")
     other_shape = {name.rpartition(".")[0] for name, value in state.items() if given[name].shape != value.shape}
     fitting = {name: given[name] for name in state if name.rpartition(".")[0] not in other_shape}
     if not fitting:
-        raise ValueError(f"{other_network}: no layer has the shape of its own")
+        raise ArgumentValueError("pretrained", f"{wanted}, which has no layer of the right shape")
     network.load_state_dict(fitting, strict=False)
 
 
@@ -98,14 +98,15 @@ def _torchvision_weights(model: str) -> Mapping[str, Tensor]:
     from torchvision import models
 
     if model not in models.list_models(module=models):
-        raise ValueError(f"pretrained must be a file for model {model!r}: torchvision has no weights for it")
+        raise ArgumentValueError("pretrained", f"must be a file for model {model!r}: torchvision has no weights for it")
     weights = models.get_model_weights(model).DEFAULT
     try:
         loaded: dict[str, Any] = weights.get_state_dict(progress=False, check_hash=True)
     except (OSError, RuntimeError) as error:  # no network, or a corrupt download
         file = os.path.basename(weights.url)
-        raise ValueError(
-            f"pretrained: {weights.url} cannot be downloaded ({error}); put it into torch's cache, or pass the path of "
-            f"{file}"
+        raise ArgumentValueError(
+            "pretrained",
+            f"must be a file where {weights.url} cannot be downloaded ({error}): put it into torch's cache, or give "
+            f"the path of {file}",
         ) from error
     return loaded

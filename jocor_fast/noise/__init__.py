@@ -1,14 +1,12 @@
 """Label noise: transition matrices, and labels drawn by them."""
 
+from jocor_fast.noise.drawing import corrupt, expected_rate, realised_rate
 from jocor_fast.noise.matrices import (
     NOISE_KINDS,
     asymmetric,
     check_transition,
-    corrupt,
-    expected_rate,
     pairflip,
     read_transition,
-    realised_rate,
     symmetric,
     transition_matrix,
 )

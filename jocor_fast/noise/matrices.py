@@ -1,4 +1,4 @@
-"""Label noise: transition matrices Q[i, j] = P(noisy = j | clean = i), and labels drawn from them (paper, section 4.1).
+"""Transition matrices of label noise, Q[i, j] = P(noisy = j | clean = i) (paper, section 4.1).
 
 A rate is nominal (what the matrix was made with), expected (what the matrix means for given clean labels) or realised
 (what a draw gave). The three differ: asymmetric noise leaves classes alone, inclusive noise may draw the true class.
@@ -11,32 +11,15 @@ from typing import Any
 
 import numpy as np
 
-from jocor_fast.arguments import ROW_SUM_TOLERANCE, as_integer, as_real, check_switch
+from jocor_fast.arguments import as_integer, as_real, check_choice, check_distributions, check_switch
 from jocor_fast.data.arrays import read_npy, user_path
-from jocor_fast.data.classes import as_array, class_numbers
-from jocor_fast.data.dataset import DataError
-from jocor_fast.noise.cifar100_classes import FINE_CLASSES, SUPERCLASSES
+from jocor_fast.data.classes import as_array
+from jocor_fast.errors import ArgumentTypeError, ArgumentValueError, DataError
+from jocor_fast.noise.class_pairs import ASYMMETRIC_PAIRS
 
 NOISE_KINDS = ("symmetric", "symmetric-inclusive", "pairflip", "asymmetric", "asymmetric-published", "clean")
 
 
-def _cifar100_within_superclasses() -> dict[int, int]:
-    """Each class turns into the next (by number) of its superclass, the last into the first."""
-    pairs: dict[int, int] = {}
-    for names in SUPERCLASSES.values():
-        members = sorted(FINE_CLASSES.index(name) for name in names)
-        pairs.update(zip(members, members[1:] + members[:1], strict=True))
-    return pairs
-
-
-# clean class -> the class that it is taken for; classes that are not named stay clean
-_ASYMMETRIC_PAIRS: dict[str, tuple[int, dict[int, int]]] = {
-    "mnist": (10, {7: 1, 2: 7, 5: 6, 6: 5, 3: 8}),
-    "cifar10": (10, {9: 1, 2: 0, 3: 5, 5: 3, 4: 7}),  # truck, bird, cat ↔ dog, deer
-    "cifar100": (100, _cifar100_within_superclasses()),
-    # The authors' code takes blocks of five consecutive numbers for superclasses, but the numbers are alphabetical.
-    "cifar100-published": (100, {c: c // 5 * 5 + (c + 1) % 5 for c in range(100)}),
-}
 _MOST_CLASSES = 2**20  # whose matrix has 8 TiB
 _ASYMMETRIC_BY_DATASET = {name: name for name in ("mnist", "cifar10", "cifar100")}
 
@@ -100,19 +83,12 @@ def asymmetric(dataset: str, rate: float) -> np.ndarray:
     Raises:
         TypeError, ValueError: `dataset` or `rate` has the wrong type or is not among the above.
     """
-    if not isinstance(dataset, str):
-        raise TypeError(f"dataset must be a str, got {type(dataset).__name__}")
-    if dataset not in _ASYMMETRIC_PAIRS:
-        raise ValueError(
-            f"dataset must be one of {', '.join(_ASYMMETRIC_PAIRS)} (asymmetric noise is defined for these), "
-            f"got {dataset!r}"
-        )
-    num_classes, pairs = _ASYMMETRIC_PAIRS[dataset]
+    num_classes, pairs = ASYMMETRIC_PAIRS[check_choice("dataset", dataset, ASYMMETRIC_PAIRS)]
     return _flipping(num_classes, pairs, _checked_rate(rate))
 
 
 def transition_matrix(kind: str, num_classes: int, rate: float, dataset: str | None = None) -> np.ndarray:
-    """The matrix behind the command line's `--noise KIND --noise-rate RATE`.
+    """Return the matrix of a kind of noise by its name.
 
     Args:
         kind: one of `NOISE_KINDS`.
@@ -126,16 +102,14 @@ def transition_matrix(kind: str, num_classes: int, rate: float, dataset: str | N
     Raises:
         TypeError, ValueError: an argument is wrong, or the data set has no pairs for this kind.
     """
-    if kind not in NOISE_KINDS:
-        raise ValueError(f"noise (--noise) must be one of {', '.join(NOISE_KINDS)}, got {kind!r}")
+    check_choice("kind", kind, NOISE_KINDS)
     if kind == "clean":
         if _checked_rate(rate) != 0:
-            raise ValueError(f"rate (--noise-rate) must be 0 for clean labels, got {rate}")
+            raise ArgumentValueError("rate", f"must be 0 for clean labels, got {rate}")
         return symmetric(num_classes, 0.0)
     if as_integer("num_classes", num_classes) == 1 and _checked_rate(rate) > 0:
-        raise ValueError(
-            f"rate (--noise-rate) must be 0 for {dataset or 'these data'}, since all labels there are of one class and "
-            f"can turn into no other, got {rate:g}"
+        raise ArgumentValueError(
+            "rate", f"must be 0 for {dataset or 'these data'}, whose labels are all of one class, got {rate:g}"
         )
     if kind == "pairflip":
         return pairflip(num_classes, rate)
@@ -143,23 +117,24 @@ def transition_matrix(kind: str, num_classes: int, rate: float, dataset: str | N
         return symmetric(num_classes, rate, include_true=kind == "symmetric-inclusive")
     known = {"cifar100": "cifar100-published"} if kind == "asymmetric-published" else _ASYMMETRIC_BY_DATASET
     if dataset not in known:
-        raise ValueError(
-            f"noise (--noise) {kind} exists for {', '.join(known)} only, got the data set {dataset!r}; "
-            "symmetric, pairflip or a matrix from a file (--noise-matrix) serve any"
+        raise ArgumentValueError(
+            "kind",
+            f"must be symmetric, pairflip or a matrix of your own for {dataset!r}, got {kind}, which is defined for "
+            f"{', '.join(known)} only",
         )
     return asymmetric(known[dataset], rate)
 
 
 def read_transition(path: str | os.PathLike[str], num_classes: int) -> np.ndarray:
-    """The matrix in a .npy file [C, C] (`--noise-matrix`).
+    """Return the matrix in a .npy file [C, C].
 
     Raises:
         DataError: the file cannot be read or holds no transition matrix for C classes; the message names it.
     """
-    name = f"the matrix in {os.fspath(path)} (--noise-matrix)"
+    matrix = read_npy(user_path(path))
     try:
-        return check_transition(read_npy(user_path(path)), num_classes, name)
-    except (TypeError, ValueError) as error:  # or a DataError already
+        return check_transition(matrix, num_classes, f"the matrix in {os.fspath(path)}")
+    except (TypeError, ValueError) as error:
         raise DataError(str(error)) from None
 
 
@@ -178,103 +153,31 @@ def check_transition(transition: Any, num_classes: int | None = None, name: str 
     """
     matrix = as_array(transition, name)
     if matrix.dtype.kind not in "fiu":
-        raise TypeError(f"{name} must be an array of floats, got {matrix.dtype}")
+        raise ArgumentTypeError(name, f"must be an array of floats, got {matrix.dtype}")
     wanted = "C" if num_classes is None else num_classes
     classes = "," if num_classes is None else ", a row and a column a class of the data,"
     square = matrix.ndim == 2 and matrix.shape[0] == matrix.shape[1] > 0
     if not square or num_classes not in (None, len(matrix)):
-        raise ValueError(f"{name} must have shape [{wanted}, {wanted}]{classes} got {list(matrix.shape)}")
+        raise ArgumentValueError(name, f"must have shape [{wanted}, {wanted}]{classes} got {list(matrix.shape)}")
     matrix = matrix.astype(np.float64)
-    if not (np.isfinite(matrix) & (matrix >= 0)).all():
-        raise ValueError(f"{name} must hold finite probabilities of at least 0 only")
-    sums = matrix.sum(axis=1)
-    worst = int(np.abs(sums - 1).argmax())
-    if abs(sums[worst] - 1) > ROW_SUM_TOLERANCE:
-        raise ValueError(f"{name} must have rows that sum to 1, got {sums[worst]:.6g} in row {worst}")
+    check_distributions(name, matrix)
     return matrix
-
-
-def corrupt(labels: Any, transition: Any, *, seed: int) -> np.ndarray:
-    """Draw noisy labels: every sample flips once, from its clean label.
-
-    Sample n's number u_n of `RandomState(seed).random_sample(N)`, a stream that NumPy keeps for ever, is looked up in
-    the cumulative row of its class. The labels hence depend on `seed` and the order of the data set alone, and no
-    global generator is touched.
-
-    >>> import jocor_fast as jf
-    >>> jf.noise.corrupt([0, 1, 2, 0, 1, 2], jf.noise.symmetric(3, 0.5), seed=0)
-    array([1, 1, 2, 1, 1, 2])
-
-    Args:
-        labels: clean labels, (N,) or (N, 1), any array-like or tensor of whole numbers in 0 … C−1.
-        transition: [C, C], Q[i, j] = P(noisy = j | clean = i).
-        seed: int in [0, 2³²).
-
-    Returns:
-        int64 [N]. A class that has probability 0 is never drawn.
-
-    Raises:
-        TypeError, ValueError: an argument has the wrong type, shape or value; see `check_transition` too.
-    """
-    transition = check_transition(transition)
-    num_classes = len(transition)
-    clean = class_numbers(labels, num_classes)
-    seed = as_integer("seed (--noise-seed)", seed)
-    if not 0 <= seed < 2**32:
-        raise ValueError(f"seed (--noise-seed) must lie in [0, 2**32), got {seed}")
-    uniform = np.random.RandomState(seed).random_sample(len(clean))
-    cumulative = np.cumsum(transition, axis=1)
-    noisy = np.empty_like(clean)
-    for label in range(num_classes):
-        rows = np.flatnonzero(clean == label)
-        drawn = np.searchsorted(cumulative[label], uniform[rows], side="right")
-        # A row that sums to a hair under 1 leaves a gap at the top: it belongs to the last class that can be drawn.
-        noisy[rows] = np.minimum(drawn, np.flatnonzero(transition[label])[-1])
-    return noisy
-
-
-def expected_rate(transition: Any, clean_labels: Any) -> float:
-    """The share of wrong labels that the matrix means for these clean labels: the mean of 1 − Q[y, y]; 0 for no labels.
-
-    This is the default forget rate τ where noise is drawn.
-
-    Raises:
-        TypeError, ValueError: as for `corrupt`.
-    """
-    transition = check_transition(transition)
-    clean = class_numbers(clean_labels, len(transition), "clean_labels")
-    wrong = np.clip(1 - np.diagonal(transition), 0, 1)
-    counts = np.bincount(clean, minlength=len(transition))
-    return round(float(counts @ wrong) / max(1, len(clean)), 12)  # 1 − (1 − 0.2) is not quite 0.2
-
-
-def realised_rate(clean_labels: np.ndarray, noisy_labels: np.ndarray) -> float:
-    """The share of labels that are wrong: rows where two arrays [N] differ; 0 for no labels.
-
-    Raises:
-        ValueError: the arrays differ in shape.
-    """
-    clean, noisy = np.asarray(clean_labels), np.asarray(noisy_labels)
-    if clean.shape != noisy.shape:
-        raise ValueError(f"noisy_labels must have the shape of clean_labels, {clean.shape}, got {noisy.shape}")
-    wrong = clean != noisy
-    return float(wrong.mean()) if wrong.size else 0.0
 
 
 def _checked(num_classes: int, rate: float) -> tuple[int, float]:
     num_classes, rate = as_integer("num_classes", num_classes), _checked_rate(rate)
     least = 2 if rate > 0 else 1
     if num_classes < least:
-        raise ValueError(f"num_classes must be at least {least} for the rate {rate}, got {num_classes}")
+        raise ArgumentValueError("num_classes", f"must be at least {least} for the rate {rate}, got {num_classes}")
     if num_classes > _MOST_CLASSES:
-        raise ValueError(f"num_classes must be at most {_MOST_CLASSES}, got {num_classes}")
+        raise ArgumentValueError("num_classes", f"must be at most {_MOST_CLASSES}, got {num_classes}")
     return num_classes, rate
 
 
 def _checked_rate(rate: float) -> float:
-    value = as_real("rate (--noise-rate)", rate)
+    value = as_real("rate", rate)
     if not 0 <= value < 1:  # NaN fails every comparison
-        raise ValueError(f"rate (--noise-rate) must lie in [0, 1), got {rate}")
+        raise ArgumentValueError("rate", f"must lie in [0, 1), got {rate}")
     return value
 
 

@@ -13,7 +13,8 @@ import torch
 from jocor_fast.config.resolve import Config
 from jocor_fast.methods import METHODS
 from jocor_fast.models.networks import build_model
-from jocor_fast.noise.matrices import expected_rate, transition_matrix
+from jocor_fast.noise.drawing import expected_rate
+from jocor_fast.noise.matrices import transition_matrix
 from jocor_fast.runs.fit import EvalData, TrainData, fit
 from jocor_fast.schedules import steps_per_epoch
 

@@ -122,8 +122,9 @@ class RunFolder:
             return content
         if damaged:
             raise RunError(
-                f"output: {self.path} has no whole checkpoint to resume from, damaged: {' and '.join(damaged)}; "
-                "remove the folder or give another to start afresh"
+                f"{self.path} has no whole checkpoint to resume from, damaged: {' and '.join(damaged)}; "
+                "remove the folder or give another to start afresh",
+                "output",
             )
         return None
 
@@ -159,7 +160,7 @@ class _DamagedError(Exception):
 def check_free(path: Path) -> None:
     """RunError where a run has been started in the folder."""
     if any((path / name).exists() for name in (*_OF_A_RUN, FIRST_STAGE)):
-        raise RunError(f"output: {path} holds a run already; resume it, or give another folder")
+        raise RunError(f"{path} holds a run already; continue it with resume, or give another folder", "output")
 
 
 def check_place(path: Path) -> None:
@@ -171,7 +172,7 @@ def check_place(path: Path) -> None:
 
 
 def _unwritten(path: Path, error: OSError) -> RunError:
-    return RunError(f"output: {path} cannot be written ({error.strerror or error}), what was there is kept")
+    return RunError(f"{path} cannot be written ({error.strerror or error}), what was there is kept", "output")
 
 
 def read_history(path: Path) -> SampleStatistics:
@@ -187,7 +188,7 @@ def history_in(path: Path, checkpoint: Mapping[str, Any]) -> SampleStatistics:
     """The same of a checkpoint that has been read from the folder `path`."""
     state = checkpoint["training"].get("history")
     if state is None:
-        raise RunError(f"RUN: the checkpoint in {path} is from before runs kept a history; train again to have one")
+        raise RunError(f"the checkpoint in {path} is from before runs kept a history; train again to have one", "RUN")
     return SampleStatistics.of(state)
 
 
@@ -201,7 +202,7 @@ def read_whole_checkpoint(path: Path) -> dict[str, Any]:
         if checkpoint.exists():
             with contextlib.suppress(_DamagedError):
                 return _read("RUN", checkpoint, resumable=True)
-    raise RunError(f"RUN: {path} holds no whole {CHECKPOINT}, which `jocor-fast train` writes after every epoch")
+    raise RunError(f"{path} holds no whole {CHECKPOINT}, which `jocor-fast train` writes after every epoch", "RUN")
 
 
 def read_weights(path: Path) -> tuple[dict[str, Any] | None, list[dict[str, Any]]]:
@@ -213,7 +214,7 @@ def read_weights(path: Path) -> tuple[dict[str, Any] | None, list[dict[str, Any]
     try:
         content = _read("CHECKPOINT", path)
     except _DamagedError as error:
-        raise RunError(f"CHECKPOINT: {path} is no whole checkpoint of a run ({error})") from error
+        raise RunError(f"{path} is no whole checkpoint of a run ({error})", "CHECKPOINT") from error
     return content.get("input"), content.get("training", content)["networks"]
 
 
@@ -265,7 +266,7 @@ def _read(argument: str, path: Path, *, resumable: bool = False) -> dict[str, An
     try:
         data = path.read_bytes()
     except OSError as error:
-        raise RunError(f"{argument}: {path} cannot be read ({error.strerror or error})") from error
+        raise RunError(f"{path} cannot be read ({error.strerror or error})", argument) from error
     try:
         content = _deserialized(data)
         if "networks" not in content.get("training", {} if resumable else content):

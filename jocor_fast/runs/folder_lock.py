@@ -49,8 +49,9 @@ class FolderLock:
                     self._locked = os.stat(self._path)
         except Timeout:
             raise RunError(
-                f"output: another run{self._named_owner()} trains into {self._folder}; wait until it ends, or stop it, "
-                "or give another folder"
+                f"another run{self._named_owner()} trains into {self._folder}; wait until it ends, or stop it, "
+                "or give another folder",
+                "output",
             ) from None
         except PermissionError:  # the folder, or the lock file of another user
             return

@@ -215,13 +215,13 @@ class Session:
             if stored.get(name) != mine.get(name) and not (name not in stored and self._is_default(name))
         ]
         if different:
-            raise RunError(f"resume: {folder.path} holds a run of other settings: {', '.join(different)}")
+            raise RunError(f"{folder.path} holds a run of other settings: {', '.join(different)}", "resume")
         then = _shapes(checkpoint["training"]["networks"])
         now = _shapes([network.state_dict() for network in self.trainer.networks])
         for name in {**then, **now}:
             if then.get(name) != now.get(name):
                 first = f"{name} (then {then.get(name, 'absent')}, now {now.get(name, 'absent')})"
-                raise RunError(f"resume: {folder.path} holds a run of other networks: {first}")
+                raise RunError(f"{folder.path} holds a run of other networks: {first}", "resume")
         return checkpoint, read_summary(folder.path)
 
     def _is_default(self, name: str) -> bool:

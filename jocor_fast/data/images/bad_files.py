@@ -7,7 +7,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from jocor_fast.data.dataset import DataError
+from jocor_fast.errors import DataError
 
 
 class BadFiles:
@@ -36,7 +36,7 @@ class BadFiles:
             DataError: this is a strict run; the sentence names the file.
         """
         if self.strict:
-            raise DataError(f"{folder / path} cannot be used ({reason}), and --strict lets no file be left out")
+            raise DataError(f"{folder / path} cannot be used ({reason}), and no file may be skipped", "strict")
         with self._lock:
             self.reasons.setdefault(path, " ".join(reason.split()))
 

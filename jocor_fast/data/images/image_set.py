@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from jocor_fast.data.dataset import DataError
 from jocor_fast.data.images.preprocessing import CROP
+from jocor_fast.errors import DataError
 
 SMALLEST_CROP = 8  # cnn halves it three times
 MOST_TRIED = 100  # where none of so many files can be read, the folder is wrong, not the files

@@ -19,12 +19,12 @@ import numpy as np
 from PIL import Image
 
 from jocor_fast.data.catalogue import CSV_PREFIX
-from jocor_fast.data.dataset import DataError
 from jocor_fast.data.images.bad_files import BadFiles
 from jocor_fast.data.images.clothing1m import CLOTHING1M, LIST_FILES, lists_folder
 from jocor_fast.data.images.image_file import BadImage, decode_by_pillow, read_bytes
 from jocor_fast.data.images.image_set import MOST_TRIED, ImageDataset, none_readable, spread
 from jocor_fast.data.images.preprocessing import Preprocessing
+from jocor_fast.errors import ArgumentValueError, DataError
 from jocor_fast.files.names import BAD_FILES, PREPARED
 from jocor_fast.files.whole_file import write_bytes, write_text
 from jocor_fast.machine import usable_cores
@@ -66,7 +66,7 @@ def prepare(
     paths = _paths(dataset)
     folder = dataset.train.folder
     if output.resolve() == folder.resolve():
-        raise DataError(f"output must be another folder than that of the data set, {folder}")
+        raise ArgumentValueError("output", f"must be another folder than that of the data set, {folder}")
     _check_readable(folder, output, paths)
     output.mkdir(parents=True, exist_ok=True)
     _claim(output, preparation)
@@ -121,7 +121,7 @@ def _claim(output: Path, preparation: Preparation) -> None:
         except ValueError:
             found = "something else"
         if found != wanted:
-            raise DataError(f"output: {output} was prepared with {found}, not with {wanted}; give another folder")
+            raise DataError(f"{output} was prepared with {found}, not with {wanted}; give another folder", "output")
     write_text(note, json.dumps(wanted) + "\n")
 
 

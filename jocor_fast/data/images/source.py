@@ -23,7 +23,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from jocor_fast.data.dataset import DataError
 from jocor_fast.data.images.bad_files import BadFiles
 from jocor_fast.data.images.decoder import Decoder, Loaded
 from jocor_fast.data.images.image_file import BadImage
@@ -31,6 +30,7 @@ from jocor_fast.data.images.image_set import MOST_TRIED, ImageList, none_readabl
 from jocor_fast.data.images.pillow_decoder import PillowDecoder
 from jocor_fast.data.images.preprocessing import CENTRE, Draw, Preprocessing, draw
 from jocor_fast.data.samples import Batch, InputSource
+from jocor_fast.errors import ArgumentValueError
 from jocor_fast.machine import usable_cores
 
 LOADERS = ("dali", "torchvision")
@@ -223,7 +223,7 @@ def choose_loader(asked: str, device: torch.device) -> tuple[str, str]:
     except ImportError as error:
         sentence = f"{error}: pip install 'jocor-fast[dali]'"
         if asked == "dali":
-            raise DataError(f"loader must be torchvision where {sentence}") from None
+            raise ArgumentValueError("loader", f"must be torchvision where {sentence}") from None
         return "torchvision", sentence
     if asked == "dali":
         return asked, ""

@@ -11,9 +11,10 @@ import numpy as np
 
 from jocor_fast.data.arrays import reading
 from jocor_fast.data.classes import class_numbers
-from jocor_fast.data.dataset import DataError, Dataset
+from jocor_fast.data.dataset import Dataset
 from jocor_fast.data.memory.npz import load_npz_dataset
 from jocor_fast.data.pickled_arrays import unpickled, unwrapped
+from jocor_fast.errors import DataError
 
 _IMAGE_SHAPE = (3, 32, 32)
 

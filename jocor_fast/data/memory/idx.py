@@ -14,8 +14,9 @@ import numpy as np
 
 from jocor_fast.data.arrays import reading
 from jocor_fast.data.classes import class_numbers
-from jocor_fast.data.dataset import DataError, Dataset
+from jocor_fast.data.dataset import Dataset
 from jocor_fast.data.memory.download import DownloadError, download
+from jocor_fast.errors import DataError
 
 _STEMS = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 _NUM_CLASSES = 10

@@ -8,7 +8,8 @@ import numpy as np
 
 from jocor_fast.data.arrays import NpzArchive
 from jocor_fast.data.classes import class_numbers, number_classes
-from jocor_fast.data.dataset import DataError, Dataset
+from jocor_fast.data.dataset import Dataset
+from jocor_fast.errors import DataError
 
 # part -> (inputs, labels)
 _KERAS_KEYS = {part: (f"x_{part}", f"y_{part}") for part in ("train", "test", "val")}
