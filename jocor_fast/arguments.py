@@ -172,14 +172,15 @@ def as_integer(name: str, value: Any) -> int:
     return int(value)
 
 
-def check_distributions(name: str, matrix: np.ndarray) -> None:
-    """ValueError where a row of a float64 matrix is no distribution: entries of at least 0 whose sum is 1."""
-    if not (matrix >= 0).all():  # NaN fails the comparison
-        raise ArgumentValueError(name, f"must have entries of at least 0, got {matrix.min():g}")
-    sums = matrix.sum(axis=1)
-    worst = int(np.abs(sums - 1).argmax())
-    if not abs(sums[worst] - 1) <= ROW_SUM_TOLERANCE:
-        raise ArgumentValueError(name, f"must have rows that sum to 1, got {sums[worst]:.6g} in row {worst}")
+def check_distributions(name: str, matrix: Tensor) -> None:
+    """ValueError where a row of a float64 matrix on the CPU is not a distribution."""
+    least = matrix.min().item()
+    if not least >= 0:  # NaN fails the comparison
+        raise ArgumentValueError(name, f"must have entries of at least 0, got {least:g}")
+    sums = matrix.sum(1)
+    worst = int((sums - 1).abs().argmax().item())
+    if not abs(sums[worst].item() - 1) <= ROW_SUM_TOLERANCE:
+        raise ArgumentValueError(name, f"must have rows that sum to 1, got {sums[worst].item():.6g} in row {worst}")
 
 
 def at_least(name: str, value: Any, least: int, where: str = "") -> int:

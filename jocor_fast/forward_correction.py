@@ -99,7 +99,7 @@ def _check_transition(transition: Any, logits: Tensor) -> Tensor:
     # A compiler cannot follow a branch on values, and its stand-ins for tensors, of types of their own, have none.
     has_values = not is_compiling() and type(matrix) in (Tensor, nn.Parameter)
     if matrix.device.type == "cpu" and has_values:
-        check_distributions("transition", matrix.detach().double().numpy())
+        check_distributions("transition", matrix.detach().double())
     if isinstance(transition, Tensor) and matrix.device != logits.device:
         raise ValueError(f"transition must be on {logits.device} like logits, got {matrix.device}")
     return matrix.detach().to(logits.device)

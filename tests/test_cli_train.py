@@ -180,7 +180,7 @@ def test_a_folder_that_holds_a_run_is_left_alone(named_blobs: np.ndarray, capsys
 
     assert train(*arguments) == 1
     error = capsys.readouterr().err
-    assert "jocor-fast: error: --output: run holds a run already" in error
+    assert "error: --output: run holds a run already; --resume continues it, or give another folder" in error
 
     assert train(*arguments, "--resume") == 0
     assert "this run is finished already, nothing was changed" in capsys.readouterr().out

@@ -199,7 +199,7 @@ def test_a_warm_up_that_diverges_ends_in_a_sentence(tmp_path: Path, capsys: pyte
     assert main([*command, "--epochs=1", f"--output={tmp_path / 'run'}"]) == 1
     error = capsys.readouterr().err
     assert "error: the warm-up that estimates the noise diverged in epoch " in error
-    assert error.endswith("a smaller --lr may help\n")
+    assert error.endswith("a smaller learning rate may help\n")
     assert not (tmp_path / "run").exists()
 
 

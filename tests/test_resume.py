@@ -131,7 +131,7 @@ def test_other_settings_of_the_caller_and_other_labels_are_named_too(tmp_path: P
 def test_a_folder_that_holds_a_run_is_refused_unless_it_is_resumed(tmp_path: Path) -> None:
     train("paired", tmp_path, epochs=1)
     before = contents(tmp_path)
-    with pytest.raises(RunError, match="holds a run already; resume it, or give another folder"):
+    with pytest.raises(RunError, match="holds a run already; resume=True continues it, or give another folder"):
         train("paired", tmp_path, epochs=1)
     assert contents(tmp_path) == before
 

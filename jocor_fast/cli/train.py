@@ -31,7 +31,7 @@ from jocor_fast.machine import resolve_device
 from jocor_fast.report.screen import TrainingProgress, final_table, phase, say, say_subjects, warn
 from jocor_fast.report.tensorboard import MissingTensorBoard, TensorBoardLog
 from jocor_fast.runs.fit import EpochEvent, Run, fit
-from jocor_fast.runs.folder import check_free, check_place
+from jocor_fast.runs.folder import check_place, holds_run
 from jocor_fast.schedules import trained_epochs
 
 SUMMARY = "train on a data set, with noise added or labels from a file"
@@ -113,10 +113,13 @@ def _run(config: Config, processes: Processes, console: Console) -> int:
 
 def _check_output(config: Config) -> None:
     """RunError where the folder holds a run that this one is not to go on with, or cannot be written into."""
-    if not config["resume"]:
-        with config.naming("output"):
-            check_free(Path(config["output"]))
-            check_place(Path(config["output"]))
+    output = Path(config["output"])
+    if config["resume"]:
+        return
+    with config.naming("output"):
+        if holds_run(output):
+            raise RunError(f"{output} holds a run already; --resume continues it, or give another folder", "output")
+        check_place(output)
 
 
 def _device(config: Config) -> torch.device:

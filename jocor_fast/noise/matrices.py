@@ -10,6 +10,7 @@ import os
 from typing import Any
 
 import numpy as np
+import torch
 
 from jocor_fast.arguments import as_integer, as_real, check_choice, check_distributions, check_switch
 from jocor_fast.data.arrays import read_npy, user_path
@@ -160,7 +161,7 @@ def check_transition(transition: Any, num_classes: int | None = None, name: str 
     if not square or num_classes not in (None, len(matrix)):
         raise ArgumentValueError(name, f"must have shape [{wanted}, {wanted}]{classes} got {list(matrix.shape)}")
     matrix = matrix.astype(np.float64)
-    check_distributions(name, matrix)
+    check_distributions(name, torch.from_numpy(matrix))
     return matrix
 
 
