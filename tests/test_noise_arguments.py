@@ -216,7 +216,7 @@ def test_a_matrix_from_a_file(tmp_path: Path):
         (np.eye(4), r"shape \[3, 3\], .* got \[4, 4\]"),
         (np.eye(3) * 0.5, "rows that sum to 1"),
         (np.eye(3, dtype=bool), "floats, got bool"),
-        (np.array([[1, None]], object), "Python objects"),
+        (np.array([[1, None]], object), "floats, got object"),
         (b"rubbish", "Python objects"),
         (b"", "no data|No data|EOF"),
         (None, "does not exist"),
