@@ -89,6 +89,24 @@ GPU_SHAPES = (
 SELECTIONS = tuple(Case(Shape(rows, 1), torch.float32, "selection") for rows in (128, 4096, 65536))
 
 
+_SMALL, _MIDDLE, _LARGE = Shape(128, 10), Shape(4096, 1000), Shape(65536, 1000)
+_THREE = (EAGER, COMPILED, OURS)
+BAR_CASES = (  # what the bars of a GPU need; each compilation takes seconds: those that no bar needs come last
+    Case(
+        _SMALL, torch.float32, "forward + backward", (PUBLISHED, *_THREE, COMPILED_TO_GRAPH, IN_GRAPH, KERNELS_ALONE),
+        ("warm",),
+    ),
+    Case(_SMALL, torch.float32, "forward", (EAGER, OURS), ("warm",)),
+    Case(_SMALL, torch.float32, "gradient alone", (), ("warm",)),
+    Case(_LARGE, torch.float32, "rows alone"),
+    Case(_LARGE, torch.float32, "gradient alone"),
+    *SELECTIONS,
+    *(Case(_MIDDLE, dtype, "forward + backward", _THREE) for dtype in (torch.bfloat16, torch.float32)),
+    *(Case(_LARGE, dtype, "forward + backward", _THREE) for dtype in (torch.float32, torch.bfloat16)),
+    Case(_SMALL, torch.bfloat16, "forward + backward", _THREE, ("warm",)),
+)  # fmt: skip
+
+
 def cpu_cases() -> list[Case]:
     """float32 throughout; bfloat16 where a CPU may meet it, in one shape that fits the cache and one that does not."""
     float32 = [Case(shape, torch.float32, work) for shape in CPU_SHAPES for work in LOSSES]

@@ -11,9 +11,10 @@ from typing import Any
 
 import torch
 
-from cases import Cache, Case
+import jocor_fast as jf
+from cases import Cache, Case, Shape
 from contenders import assert_agrees, contenders_of, expected_result
-from inputs import make_inputs
+from inputs import CO_LAMBDA, make_inputs
 from timing import Clock, Sample
 
 MIN_ROUNDS = 15
@@ -106,6 +107,19 @@ def measure(case: Case, device: str, clock: Clock, *, seconds: float = 1.0) -> l
                 )
             )
     return figures
+
+
+def bytes_per_row_kept_for_backward(rows: int = 65536) -> float:
+    """Return what the loss holds on a GPU until the backward pass, besides its outputs.
+
+    The allocator counts in blocks of 512 bytes.
+    """
+    inputs = make_inputs(Case(Shape(rows, 10), torch.float32, "forward"), "cuda")
+    before = torch.cuda.memory_allocated()
+    out = jf.jocor_loss(inputs.logits1, inputs.logits2, inputs.target, co_lambda=CO_LAMBDA, num_keep=inputs.kept)
+    held = torch.cuda.memory_allocated() - before
+    outputs = sum(-(-tensor.nbytes // 512) * 512 for tensor in out)
+    return (held - outputs) / rows
 
 
 def _digits(value: float) -> float:

@@ -1,23 +1,13 @@
-"""The training step, rung by rung: steps a second, the host's time for a step, how much of the time the GPU computes.
-
-And how long several runs take side by side on a device, beside one alone.
-"""
+"""The training step, rung by rung: steps a second, the host's time for a step, the share of time the GPU computes."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from time import perf_counter
-from typing import Any
 
 import torch
 
-from record import device
 from step_rungs import RUNGS, Rung, Task
 from tables import markdown_table
 
@@ -124,40 +114,3 @@ def covered(spans: Sequence[tuple[float, float]]) -> float:
         total += max(0.0, end - max(start, reached))
         reached = max(reached, end)
     return total
-
-
-# --- several runs on one device ---------------------------------------------------------------------------------------
-
-
-def seconds_of_runs(count: int, options: Sequence[str]) -> float:
-    """From the start of so many runs, with seeds 1 … count, to the end of the last."""
-    with tempfile.TemporaryDirectory() as scratch:
-        started = perf_counter()
-        command = [sys.executable, "-m", "jocor_fast", "train", *options]
-        runs = [
-            subprocess.Popen(
-                [*command, f"--seed={seed}", f"--noise-seed={seed}", f"--output={os.path.join(scratch, str(seed))}"],
-                stdout=subprocess.DEVNULL,
-                env={**os.environ, "OMP_NUM_THREADS": "1"},
-            )
-            for seed in range(1, count + 1)
-        ]
-        codes = [run.wait() for run in runs]
-        if any(codes):
-            raise RuntimeError(f"runs ended with {codes}")
-        return perf_counter() - started
-
-
-def runs_at_once(count: int) -> dict[str, Any]:
-    """One run of MNIST's JoCoR (digits, where MNIST is not at hand), and `count` of them at once.
-
-    Each is a process, as `jocor-fast reproduce --jobs N` makes them.
-    """
-    root = os.environ.get("JOCOR_FAST_DATA")
-    data = "mnist" if root and (Path(root) / "mnist").is_dir() else "digits"
-    epochs = 200 if device() == "cuda" or data == "digits" else 3
-    options = ["--dataset", data, "--noise", "symmetric", "--noise-rate", "0.5", "--device", device()]
-    options += ["--epochs", str(epochs)]
-    alone, together = seconds_of_runs(1, options), seconds_of_runs(count, options)
-    figures = {"one_alone": alone, "all_at_once": together, "ratio": together / alone}
-    return {"data": data, "epochs": epochs, "runs": count, **figures}

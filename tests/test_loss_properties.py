@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import assume, given
-from hypothesis import strategies as st
-from hypothesis.extra import numpy as hnp
 
 from loss_cases import BROADCASTS, INTEGER_TYPES, LAYOUTS, assert_close, everywhere, oracle, row_scale, select
 
+hypothesis = pytest.importorskip("hypothesis")
+hnp = pytest.importorskip("hypothesis.extra.numpy")
+assume, given, st = hypothesis.assume, hypothesis.given, hypothesis.strategies
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 INF, NAN = float("inf"), float("nan")

@@ -5,13 +5,13 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 import jocor_fast
 import jocor_fast.reference
 from loss_cases import everywhere, random_logits
 
+hypothesis = pytest.importorskip("hypothesis")
+given, st = hypothesis.given, hypothesis.strategies
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 with_every_implementation = pytest.mark.parametrize(

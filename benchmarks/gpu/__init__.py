@@ -1,1 +1,1 @@
-"""What a machine with a GPU measures and proves, part by part, each within its budget (`make gpu`)."""
+"""Prove and measure on a machine with a GPU, part by part, each within its budget (`make gpu`)."""
