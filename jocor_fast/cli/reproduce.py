@@ -24,7 +24,7 @@ from jocor_fast.methods import METHODS, FCorrection
 from jocor_fast.noise.kinds import Noise
 from jocor_fast.paper.experiments import EXPERIMENTS, Cell, Experiment
 from jocor_fast.paper.plan import print_plan
-from jocor_fast.paper.queue_progress import QueueProgress
+from jocor_fast.paper.queue_progress import make_runs
 from jocor_fast.paper.reproduction import (
     CSV_COLUMNS,
     CellResult,
@@ -34,7 +34,7 @@ from jocor_fast.paper.reproduction import (
     results_table,
     seeds_at_hand,
 )
-from jocor_fast.paper.run_queue import QueuedRun, check_earlier_run, run_all
+from jocor_fast.paper.run_queue import QueuedRun, check_earlier_run
 from jocor_fast.report.screen import counted, listed, say, say_subjects
 from jocor_fast.report.tables import csv_text
 from jocor_fast.schedules import trained_epochs
@@ -188,8 +188,7 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
         def rewrite_table() -> None:
             asked.write_table(asked.read([run for run in left if run.error is not None]))
 
-        with QueueProgress(console, runs, rewrite_table) as progress:
-            run_all(left, jobs=jobs, threads=experiment.threads, on_change=progress.on_change, on_poll=progress.on_poll)
+        make_runs(left, runs, jobs=jobs, threads=experiment.threads, console=console, on_end=rewrite_table)
     else:
         say(console, f"all {len(runs)} runs are finished already")
     failed = [run for run in left if run.error is not None]

@@ -20,10 +20,9 @@ from jocor_fast.errors import ConfigError, RunError
 from jocor_fast.files.names import LAMBDA_SEARCH, number_in_name, read_metrics
 from jocor_fast.files.whole_file import write_json, write_text
 from jocor_fast.machine import resolve_device, usable_cores
-from jocor_fast.paper.lambda_search import CSV_COLUMNS, SearchResult, draw_search
-from jocor_fast.paper.queue_progress import QueueProgress
-from jocor_fast.paper.run_queue import QueuedRun, check_earlier_run, flags_of, run_all
-from jocor_fast.paper.successive_halving import kept, ranked, rungs, score
+from jocor_fast.paper.lambda_search import CSV_COLUMNS, GRID, SearchResult, draw_search, kept, ranked, rungs, score
+from jocor_fast.paper.queue_progress import make_runs
+from jocor_fast.paper.run_queue import QueuedRun, check_earlier_run, flags_of
 from jocor_fast.report.screen import say, say_subjects
 from jocor_fast.report.tables import csv_text, percent
 from jocor_fast.schedules import trained_epochs
@@ -41,7 +40,6 @@ The same command goes on where an earlier one stopped.
 
 Other options are those of `train`, for every run."""
 
-GRID = tuple(round(0.05 * step, 2) for step in range(1, 20))  # the paper's
 VAL_FRACTION, VAL_LABELS = "0.1", "small-loss"
 SET_HERE = ("method", "co_lambda", "no_test", "resume", "stop_after", "tensorboard")
 NOT_REPEATED = (*SET_HERE, "val_fraction", "val_labels", "output")  # in the run that the search leads to
@@ -134,13 +132,11 @@ class Search:
         runs = {co_lambda: self._queued(co_lambda, rung) for co_lambda in candidates}
         left = [run for run in runs.values() if run.epochs_done < rung]
 
-        def figure(run: QueuedRun, summary: Mapping[str, Any]) -> str:
+        def figure(run: QueuedRun) -> str:
             return f"validation accuracy {percent(score(read_metrics(run.folder), rung))} %"
 
-        if left:
-            threads = max(1, usable_cores() // self.jobs)
-            with QueueProgress(console, list(runs.values()), lambda: None, figure) as progress:
-                run_all(left, jobs=self.jobs, threads=threads, on_change=progress.on_change, on_poll=progress.on_poll)
+        threads = max(1, usable_cores() // self.jobs)
+        make_runs(left, list(runs.values()), jobs=self.jobs, threads=threads, console=console, figure=figure)
         scores = {
             co_lambda: None if run.error is not None else score(read_metrics(run.folder), rung)
             for co_lambda, run in runs.items()

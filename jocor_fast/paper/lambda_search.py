@@ -1,18 +1,64 @@
-"""What a search for λ has found: its table, its files and its figure."""
+"""The search for λ by successive halving: many candidates are trained a little, the better half of them longer.
+
+A candidate is a run with the schedules of its full length; it pauses at each rung and continues from there if it is
+kept. (Jamieson and Talwalkar, 2016. The paper says which λ it searched and by which accuracy, not how; how is ours.)
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from jocor_fast.files.names import number_in_name
-from jocor_fast.paper.successive_halving import SCORED_EPOCHS
 from jocor_fast.report.curves import new_figure, save_figure
 from jocor_fast.report.tables import TextTable, percent
 
+GRID = tuple(round(0.05 * step, 2) for step in range(1, 20))  # the paper's
 CSV_COLUMNS = ("co_lambda", "epoch", "val_accuracy", "kept")
+# An accuracy is the mean over so many epochs: on some thousand samples that of one epoch strays further than
+# neighbouring λ differ.
+SCORED_EPOCHS = 5
+
+
+def rungs(epochs: int, *, ramp_epochs: int, candidates: int) -> list[int]:
+    """Return the epochs at which candidates are compared, the last being the end of the runs.
+
+    Each is twice the one before. The first comes when selection has been in full force for as long as it took to get
+    there, at twice the ramp: before, a large λ, which learns more slowly, is behind those that it overtakes (on MNIST
+    with half of the labels wrong, three epochs after the ramp, the best λ was third of four). There are no more than it
+    takes to get from all candidates to one.
+    """
+    found = [epochs]
+    halvings = math.ceil(math.log2(candidates))
+    while len(found) <= halvings and (earlier := math.ceil(found[0] / 2)) >= 2 * ramp_epochs and earlier < found[0]:
+        found.insert(0, earlier)
+    return found
+
+
+def score(metrics: Sequence[Mapping[str, Any]], rung: int) -> float | None:
+    """Return the mean validation accuracy over the last epochs up to a rung; None where the run did not get there.
+
+    Later epochs are not looked at: a search that is run again decides as it did before.
+    """
+    if len(metrics) < rung:
+        return None
+    values = [line["val_accuracy"] for line in metrics[max(0, rung - SCORED_EPOCHS) : rung]]
+    return None if None in values else fmean(values)
+
+
+def ranked(scores: Mapping[float, float | None]) -> list[float]:
+    """Return the candidates that have a score, the best first; of equals the larger (in the paper larger is better)."""
+    scored = {candidate: value for candidate, value in scores.items() if value is not None}
+    return sorted(scored, key=lambda candidate: (scored[candidate], candidate), reverse=True)
+
+
+def kept(scores: Mapping[float, float | None]) -> list[float]:
+    """Return the better half, rounded up, of a rung's candidates, ascending; fewer where most have failed."""
+    return sorted(ranked(scores)[: math.ceil(len(scores) / 2)])
 
 
 @dataclass(frozen=True)
@@ -23,7 +69,7 @@ class SearchResult:
         grid: every λ, ascending.
         validation: what was validated on, for people.
         scores: {epoch of the rung: {λ: mean validation accuracy, None where the run failed}}.
-        kept: {epoch of the rung: the λ that went on}; at the last rung the one that is chosen.
+        kept: {epoch of the rung: the λ that are trained on}; at the last rung the one that is chosen.
     """
 
     grid: Sequence[float]
@@ -37,20 +83,15 @@ class SearchResult:
         return list(self.kept.values())[-1][0]
 
     def csv_rows(self) -> list[dict[str, Any]]:
-        """A row for every λ at every rung that it came to; accuracy in fractions."""
+        """Return a row for every λ at every rung that it came to; accuracies are fractions."""
         return [
-            {
-                "co_lambda": co_lambda,
-                "epoch": rung,
-                "val_accuracy": value,
-                "kept": str(co_lambda in self.kept[rung]).lower(),
-            }
+            dict(zip(CSV_COLUMNS, (co_lambda, rung, value, str(co_lambda in self.kept[rung]).lower()), strict=True))
             for rung, scores in self.scores.items()
             for co_lambda, value in scores.items()
         ]
 
     def as_dict(self) -> dict[str, Any]:
-        """What search.json holds."""
+        """Return what search.json holds."""
         rung = list(self.scores)[-1]
         return {
             "co_lambda": self.chosen,
@@ -63,7 +104,7 @@ class SearchResult:
         }
 
     def table(self) -> TextTable:
-        """A row a λ, a column a rung, in percent."""
+        """Return the table for people: a row a λ, a column a rung, in percent."""
         rows = [
             (
                 number_in_name(co_lambda),
@@ -72,14 +113,9 @@ class SearchResult:
             )
             for co_lambda in self.grid
         ]
-        return TextTable(
-            ("λ", *(f"epoch {rung}" for rung in self.scores), ""),
-            rows,
-            title="Validation accuracy (in %)",
-            note=(
-                f"On {self.validation}; means over the last {SCORED_EPOCHS} epochs up to each. The better half goes on."
-            ),
-        )
+        note = f"On {self.validation}; means over the last {SCORED_EPOCHS} epochs up to each. The better half goes on."
+        columns = ("λ", *(f"epoch {rung}" for rung in self.scores), "")
+        return TextTable(columns, rows, title="Validation accuracy (in %)", note=note)
 
 
 def draw_search(result: SearchResult, curves: Mapping[float, Sequence[Mapping[str, Any]]], path: Path) -> None:

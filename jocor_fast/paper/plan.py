@@ -12,8 +12,8 @@ from jocor_fast.config.resolve import Config, resolve
 from jocor_fast.methods import METHODS
 from jocor_fast.paper.experiments import Cell
 from jocor_fast.paper.run_queue import QueuedRun
-from jocor_fast.paper.step_times import EpochTime, StepTimes, expected_forget_rate
-from jocor_fast.report.screen import counted, say
+from jocor_fast.paper.step_times import StepTimes, expected_forget_rate
+from jocor_fast.report.screen import counted, phase, say
 from jocor_fast.report.tables import NOT_AVAILABLE, TextTable, duration
 
 
@@ -29,19 +29,21 @@ def print_plan(
 ) -> None:
     """Print the cells with what is finished of them, the commands of the runs that are left, and how long they take.
 
-    A few steps of every network and method are trained for the estimate, on made-up samples of the data set's size.
+    A few steps of every network and method are trained for the estimate, on random samples of the data set's size.
     """
     left = {run.folder: run for run in runs if not run.is_finished}
     times = StepTimes(threads)
     rows: list[tuple[str, ...]] = []
-    times_of_runs: list[float | None] = []
-    for cell in cells:
-        config = resolve({name: str(value) for name, value in cell.run_settings(seeds[0]).items()})
-        folders = [output / cell.run_folder(seed) for seed in seeds]
-        epochs = [left[folder].epochs - left[folder].epochs_done for folder in folders if folder in left]
-        time = times.of(config) if epochs else EpochTime(0.0, "")
-        times_of_runs += [None if time.failure else time.seconds * count for count in epochs]
-        rows.append(_row(cell, config, len(seeds) - len(epochs), len(seeds), sum(epochs), time))
+    seconds: list[float | None] = []  # of each run that is left; None: not known
+    with phase(console, "timing a few steps", "cells") as update:
+        for number, cell in enumerate(cells):
+            update(number, len(cells))
+            config = resolve({name: str(value) for name, value in cell.run_settings(seeds[0]).items()})
+            folders = [output / cell.run_folder(seed) for seed in seeds]
+            epochs = [left[folder].epochs - left[folder].epochs_done for folder in folders if folder in left]
+            epoch = times.of_epoch(config) if epochs else None
+            seconds += [None if epoch is None else epoch * count for count in epochs]
+            rows.append(_row(cell, config, f"{len(seeds) - len(epochs)}/{len(seeds)}", sum(epochs), epoch))
     table = TextTable(
         ("noise", "method", "λ", "τ", "done", "epochs", "each", "time"),
         rows,
@@ -61,36 +63,23 @@ def print_plan(
     say(
         console,
         f"{len(left)} of {len(runs)} runs left, {at_a_time} at a time with {counted(threads, 'thread')} each: "
-        f"{_whole_time(times_of_runs, at_a_time)}",
+        f"{_whole_time(seconds, at_a_time)}",
     )
 
 
-def _whole_time(times_of_runs: Sequence[float | None], at_a_time: int) -> str:
-    """That of all runs; None: of one whose time is not known."""
-    known = [seconds for seconds in times_of_runs if seconds is not None]
+def _whole_time(seconds: Sequence[float | None], at_a_time: int) -> str:
+    known = [value for value in seconds if value is not None]
     if not known:
         return "how long they take is not known"
-    total = max(sum(known) / at_a_time, max(known))
-    limit = "about" if len(known) == len(times_of_runs) else "at least"
-    return f"{limit} {duration(total)}, from a few measured steps"
+    limit = "about" if len(known) == len(seconds) else "at least"
+    return f"{limit} {duration(max(sum(known) / at_a_time, *known))}, from a few measured steps"
 
 
-def _row(cell: Cell, config: Config, finished: int, planned: int, epochs_left: int, time: EpochTime) -> tuple[str, ...]:
+def _row(cell: Cell, config: Config, done: str, epochs: int, epoch: float | None) -> tuple[str, ...]:
     co_lambda = f"{config['co_lambda']:g}" if METHODS[cell.method].uses_co_lambda else NOT_AVAILABLE
     forget_rate = expected_forget_rate(config)
-    epoch = "" if not epochs_left else NOT_AVAILABLE if time.failure else _epoch_time(time.seconds)
-    rest = "" if not epochs_left else NOT_AVAILABLE if time.failure else duration(time.seconds * epochs_left)
-    return (
-        cell.noise.title,
-        cell.title,
-        co_lambda,
-        NOT_AVAILABLE if forget_rate is None else f"{forget_rate:.4g}",
-        f"{finished}/{planned}",
-        str(epochs_left),
-        epoch,
-        rest,
-    )
-
-
-def _epoch_time(seconds: float) -> str:
-    return f"{seconds:.2g} s" if seconds < 60 else duration(seconds)
+    rate = NOT_AVAILABLE if forget_rate is None else f"{forget_rate:.4g}"
+    times = ("", "") if not epochs else (NOT_AVAILABLE, NOT_AVAILABLE)
+    if epoch is not None:
+        times = f"{epoch:.2g} s" if epoch < 60 else duration(epoch), duration(epoch * epochs)
+    return cell.noise.title, cell.title, co_lambda, rate, done, str(epochs), *times

@@ -1,93 +1,72 @@
-"""What is shown while several runs are made: a bar on a terminal, a line now and then elsewhere."""
+"""What is shown while several runs are made: bars on a terminal, a line now and then elsewhere."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
-from rich.console import Console, Group
-from rich.live import Live
+from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from jocor_fast.files.names import read_summary
-from jocor_fast.paper.run_queue import QueuedRun
+from jocor_fast.paper.run_queue import QueuedRun, run_all
 from jocor_fast.report.screen import Heartbeat, say
 from jocor_fast.report.tables import duration, percent
 
 
-def _test_accuracy(run: QueuedRun, summary: Mapping[str, Any]) -> str:
-    return f"test accuracy {percent(summary['last_10_mean']['test_accuracy'])} % over its last epochs"
+def _test_accuracy(run: QueuedRun) -> str:
+    accuracy = read_summary(run.folder)["last_10_mean"]["test_accuracy"]
+    return f"test accuracy {percent(accuracy)} % over its last epochs"
 
 
-class QueueProgress:
-    """One bar for all runs and a line for each that is going on; without a terminal a line now and then."""
+def make_runs(
+    left: Sequence[QueuedRun],
+    runs: Sequence[QueuedRun],
+    *,
+    jobs: int,
+    threads: int,
+    console: Console,
+    figure: Callable[[QueuedRun], str] = _test_accuracy,
+    on_end: Callable[[], None] = lambda: None,
+) -> None:
+    """Make runs, and show how far they and those that are finished already have come.
 
-    def __init__(
-        self,
-        console: Console,
-        runs: Sequence[QueuedRun],
-        on_end: Callable[[], None],
-        figure: Callable[[QueuedRun, Mapping[str, Any]], str] = _test_accuracy,
-    ) -> None:
-        self.console = console
-        self.runs = runs
-        self.on_end = on_end  # called when a run has ended
-        self.figure = figure  # what is said of it then, from its summary.json
-        self._running: dict[str, TaskID] = {}
-        self._started = time.monotonic()
-        self._heartbeat = Heartbeat(console, self._text)
-        self._at_start = self._done()
-        self._total = sum(run.epochs for run in runs)
-        self._all = Progress(
-            TextColumn("all runs"),
-            BarColumn(),
-            TextColumn("{task.percentage:>3.0f} %"),
-            TimeRemainingColumn(compact=True),
-            TextColumn("left"),
-            console=console,
-        )
-        self._each = Progress(
-            TextColumn("  {task.description}"), TextColumn("epoch {task.completed}/{task.total}"), console=console
-        )
-        self._all_task = self._all.add_task("all", total=self._total, completed=self._at_start)
-        self._live = (
-            Live(Group(self._all, self._each), console=console, transient=True) if console.is_interactive else None
-        )
+    Args:
+        left: the runs to make.
+        runs: these and the others.
+        jobs: how many at a time.
+        threads: of each.
+        console: where it is shown.
+        figure: what is printed of a run that has ended.
+        on_end: called when one has.
+    """
 
-    def __enter__(self) -> QueueProgress:
-        self._heartbeat.__enter__()
-        if self._live is not None:
-            self._live.start()
-        return self
+    def done() -> int:
+        return sum(run.epochs_done for run in runs)
 
-    def __exit__(self, *exception: object) -> None:
-        if self._live is not None:
-            self._live.stop()
-        self._heartbeat.__exit__()
+    def text() -> str:
+        gained, seconds = done() - at_start, time.monotonic() - started
+        rest = f", about {duration((total - done()) / gained * seconds)} left" if gained else ""
+        return f"{100 * done() / total:.0f} % of all epochs{rest}"
 
-    def on_change(self, run: QueuedRun) -> None:
-        """A run has started or ended."""
-        if run.name not in self._running:
-            self._running[run.name] = self._each.add_task(run.name, total=run.epochs, completed=run.epochs_done)
+    def on_change(run: QueuedRun) -> None:
+        if run.name not in lines:
+            lines[run.name] = bars.add_task(f"  {run.name}", total=run.epochs, completed=run.epochs_done)
             return
-        self._each.remove_task(self._running.pop(run.name))
-        summary = read_summary(run.folder) if run.error is None else {}
-        say(self.console, f"{run.name}: {self.figure(run, summary) if summary else f'failed: {run.error}'}")
-        self.on_end()
+        bars.remove_task(lines.pop(run.name))
+        say(console, f"{run.name}: {figure(run) if run.error is None else f'failed: {run.error}'}")
+        on_end()
 
-    def on_poll(self) -> None:
-        """Follow the files of the runs."""
-        for run in self.runs:
-            if run.name in self._running:
-                self._each.update(self._running[run.name], completed=run.epochs_done)
-        self._all.update(self._all_task, completed=self._done())
+    def on_poll() -> None:
+        bars.update(whole, completed=done())
+        for run in runs:
+            if run.name in lines:
+                bars.update(lines[run.name], completed=run.epochs_done)
 
-    def _done(self) -> int:
-        return sum(run.epochs_done for run in self.runs)
-
-    def _text(self) -> str:
-        done, seconds = self._done(), time.monotonic() - self._started
-        gained = done - self._at_start
-        left = f", about {duration((self._total - done) / gained * seconds)} left" if gained else ""
-        return f"{100 * done / self._total:.0f} % of all epochs{left}"
+    started, at_start, total = time.monotonic(), done(), sum(run.epochs for run in runs)
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("epoch {task.completed:.0f}/{task.total:.0f}"))
+    remaining = (TimeRemainingColumn(compact=True), TextColumn("left"))
+    bars = Progress(*columns, *remaining, console=console, transient=True, disable=not console.is_interactive)
+    whole, lines = bars.add_task("all runs", total=total, completed=at_start), dict[str, TaskID]()
+    with bars, Heartbeat(console, text):
+        run_all(left, jobs=jobs, threads=threads, on_change=on_change, on_poll=on_poll)

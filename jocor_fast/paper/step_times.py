@@ -1,9 +1,7 @@
-"""How long an epoch of a run will take on this machine, from a few of its steps; the data set need not be at hand."""
+"""How long an epoch will take on this machine, from a few of its steps; the data set need not be at hand."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -54,7 +52,7 @@ SHAPES = {
 
 
 def expected_forget_rate(config: Config) -> float | None:
-    """τ as the run will have it; None for a method that trains on everything."""
+    """Return τ as the run will have it; None for a method that trains on everything."""
     if not METHODS[config["method"]].selects:
         return None
     if config["forget_rate"] is not None:
@@ -64,24 +62,16 @@ def expected_forget_rate(config: Config) -> float | None:
     return expected_rate(matrix, np.repeat(np.arange(len(counts)), counts))
 
 
-@dataclass(frozen=True)
-class EpochTime:
-    """The seconds of one epoch with its evaluation, or why they are not known."""
-
-    seconds: float
-    failure: str
-
-
 class StepTimes:
-    """Measures each network and method once, with so many threads."""
+    """Measures each network and method once, with so many threads; `failures` says why some cannot be measured."""
 
     def __init__(self, threads: int) -> None:
         self.threads = threads
         self.failures: dict[tuple[Any, ...], str] = {}
         self._known: dict[tuple[Any, ...], tuple[float, float]] = {}  # seconds of a step, of evaluating a sample
 
-    def of(self, config: Config) -> EpochTime:
-        """The time of an epoch of a run with these settings."""
+    def of_epoch(self, config: Config) -> float | None:
+        """Return the seconds of an epoch with its evaluation, None where they cannot be measured."""
         shape = SHAPES[config["dataset"]]
         model = config["model"] or shape.model
         key = (config["dataset"], model, config["method"], config["batch_size"], config["device"])
@@ -91,48 +81,39 @@ class StepTimes:
             except ValueError as error:  # such as a network that needs torchvision
                 self.failures[key] = str(error)
         if key in self.failures:
-            return EpochTime(0.0, self.failures[key])
+            return None
         step, sample = self._known[key]
         held_out = round(config["val_fraction"] * shape.train)
         steps = steps_per_epoch(shape.train - held_out, config["batch_size"], config["recipe"])
-        return EpochTime(step * steps + sample * (shape.test + shape.val + held_out), "")
+        return step * steps + sample * (shape.test + shape.val + held_out)
 
     def _measured(self, config: Config, shape: DataShape, model: str) -> tuple[float, float]:
-        first, evaluated = self._trained(config, shape, model, steps=1, epochs=1)
-        if first > SLOW_SECONDS:
-            return first, evaluated
-        steps = min(MOST_STEPS, max(2, int(MEASURED_SECONDS / first)))
-        # The second of two epochs is measured where that costs little: the first pays for caches and captures.
-        return self._trained(config, shape, model, steps=steps, epochs=2 if first < MEASURED_SECONDS else 1)
-
-    def _trained(self, config: Config, shape: DataShape, model: str, *, steps: int, epochs: int) -> tuple[float, float]:
-        """Seconds of a step and of evaluating a sample, over the last epoch of a run without files."""
-        settings = replace(config.train_settings(), epochs=epochs, decay_start=epochs, recipe="paper")
-        classes = len(shape.class_counts)
-        generator = torch.Generator().manual_seed(0)
-
-        def samples(count: int) -> tuple[torch.Tensor, torch.Tensor]:
-            pixels = torch.randint(256, (count, *shape.sample), dtype=torch.uint8, generator=generator)
-            return pixels, torch.randint(classes, (count,), generator=generator)
-
-        inputs, labels = samples(steps * settings.batch_size)
-        evaluated = min(EVALUATED_SAMPLES, len(inputs))
-        with _threads(self.threads):
-            run = fit(
-                settings,
-                lambda: build_model(model, shape.sample, classes),
-                TrainData(inputs, labels, labels),
-                test=EvalData(*samples(evaluated)),
-            )
-        line = run.metrics[-1]
-        return line["seconds"] / steps, line["eval_seconds"] / evaluated
+        """Return the seconds of a step and of evaluating a sample."""
+        before = torch.get_num_threads()
+        torch.set_num_threads(self.threads)
+        try:
+            first, evaluated = _trained(config, shape, model, steps=1, epochs=1)
+            if first > SLOW_SECONDS:
+                return first, evaluated
+            steps = min(MOST_STEPS, max(2, int(MEASURED_SECONDS / first)))
+            # The second of two epochs is measured where that costs little: the first pays for caches and captures.
+            return _trained(config, shape, model, steps=steps, epochs=2 if first < MEASURED_SECONDS else 1)
+        finally:
+            torch.set_num_threads(before)
 
 
-@contextmanager
-def _threads(count: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
+def _trained(config: Config, shape: DataShape, model: str, *, steps: int, epochs: int) -> tuple[float, float]:
+    """Return what `_measured` does, of the last epoch of a run on random samples that writes no files."""
+    settings = replace(config.train_settings(), epochs=epochs, decay_start=epochs, recipe="paper")
+    classes, generator = len(shape.class_counts), torch.Generator().manual_seed(0)
+    evaluated = min(EVALUATED_SAMPLES, steps * settings.batch_size)
+    pixels = torch.randint(256, (steps * settings.batch_size, *shape.sample), dtype=torch.uint8, generator=generator)
+    labels = torch.randint(classes, (len(pixels),), generator=generator)
+    run = fit(
+        settings,
+        lambda: build_model(model, shape.sample, classes),
+        TrainData(pixels, labels, labels),
+        test=EvalData(pixels[:evaluated], labels[:evaluated]),
+    )
+    line = run.metrics[-1]
+    return line["seconds"] / steps, line["eval_seconds"] / evaluated
