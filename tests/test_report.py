@@ -33,7 +33,7 @@ from jocor_fast.report.screen import (
     say,
     say_subjects,
 )
-from jocor_fast.report.summary import best_epoch, mean_and_std
+from jocor_fast.report.summary import best_epoch, last_mean, mean_and_std
 from jocor_fast.report.tables import TextTable, csv_text, percent, percent_with_std
 
 BLUE, ORANGE = (0x1F / 255, 0x77 / 255, 0xB4 / 255), (0xFF / 255, 0x7F / 255, 0x0E / 255)  # matplotlib's C0 and C1
@@ -462,6 +462,23 @@ def test_a_file_that_cannot_be_written_is_named_as_it_is_meant_to_be(tmp_path: P
 
 def test_one_of_a_thing_is_not_several() -> None:
     assert [counted(number, "epoch") for number in (0, 1, 2)] == ["0 epochs", "1 epoch", "2 epochs"]
+
+
+def test_a_metric_that_is_added_to_the_lines_is_shown_everywhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The loss's minimum, say: its name alone says how it is called."""
+    metrics = [line(epoch, least_loss=1 / epoch) for epoch in range(1, 20)]
+    drawn: list[Figure] = []
+    monkeypatch.setattr("jocor_fast.report.curves.save_figure", lambda figure, *_: drawn.append(figure))
+    draw_curves(metrics, tmp_path / "curves.png")
+    draw_comparison({"digits": {"JoCoR": [metrics]}}, tmp_path / "comparison.png")
+    assert [[axis.get_ylabel() for axis in figure.axes] for figure in drawn] == [
+        ["test accuracy (%)", "label precision (%)", "least loss"]
+    ] * 2
+    assert "  least loss 0.0526  " in epoch_line(metrics[-1], 19)
+    summary = {"last_10_mean": last_mean(metrics), "best_by_validation": None}
+    assert ("least loss", "1.0000", "n/a", "0.0526") in final_table(metrics, summary).rows
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from jocor_fast.files.whole_file import write_bytes
+from jocor_fast.report.metrics import LOSS, PRECISION, TEST, VALIDATION, added_metrics, shown
 from jocor_fast.report.summary import mean_and_std
 
 if TYPE_CHECKING:
@@ -24,9 +25,7 @@ if TYPE_CHECKING:
 
 Metrics = Sequence[Mapping[str, Any]]
 
-# The two rows of the paper's figures: metrics field, axis label.
-ROWS = (("test_accuracy", "test accuracy (%)"), ("label_precision", "label precision (%)"))
-LOSS = ("train_loss", "training loss")  # for runs of which neither is known
+ROWS = (TEST, PRECISION)  # of the paper's figures; the loss is drawn for runs of which neither is known
 PANEL_INCHES = (4.2, 2.8)
 MARKER_EPOCHS = 3  # a line through so few points is hard to see without markers
 
@@ -35,23 +34,24 @@ def draw_curves(metrics: Metrics, path: str | os.PathLike[str]) -> None:
     """Draw one run: test accuracy (and validation accuracy where there is one) above, label precision below.
 
     A run of one epoch becomes a dot. What no epoch has is left out; where that is all, the training loss is drawn.
+    Metrics that are none of this version's own have a row each.
 
     Args:
         metrics: a dict an epoch: epoch, test_accuracy, label_precision, val_accuracy (fractions, or None).
         path: the image to write; its ending gives the format.
     """
-    validated = _has([metrics], "val_accuracy")
+    validated = _has([metrics], VALIDATION)
     rows = _rows([metrics])
     if validated:
-        others = [row for row in rows if row[0] == "label_precision"]
-        rows = [("test_accuracy", "accuracy (%)"), *others]
+        rows = [TEST, *(field for field in rows if field not in (TEST, LOSS))]
     figure, axes = _panels(rows, columns=1)
-    for axis, (field, label) in zip(axes[:, 0], rows, strict=True):
-        _draw_line(axis, [metrics], field, name="test" if field == "test_accuracy" else "", color="C0")
-        if field == "test_accuracy" and validated:
-            _draw_line(axis, [metrics], "val_accuracy", name="validation", color="C1", style="--")
+    for axis, field in zip(axes[:, 0], rows, strict=True):
+        both = validated and field == TEST
+        _draw_line(axis, [metrics], field, name="test" if both else "", color="C0")
+        if both:
+            _draw_line(axis, [metrics], VALIDATION, name="validation", color="C1", style="--")
             axis.legend(fontsize="small")
-        _finish(axis, label)
+        _finish(axis, "accuracy (%)" if both else shown(field).axis_label)
     save_figure(figure, path)
 
 
@@ -71,10 +71,10 @@ def draw_comparison(
     figure, axes = _panels(rows, columns=max(len(panels), 1))
     names = list(dict.fromkeys(method for methods in panels.values() for method in methods))
     for column, (heading, methods) in enumerate(panels.items()):
-        for axis, (field, label) in zip(axes[:, column], rows, strict=True):
+        for axis, field in zip(axes[:, column], rows, strict=True):
             for method, runs in methods.items():
                 _draw_line(axis, runs, field, name=as_drawn(method), color=f"C{names.index(method)}")
-            _finish(axis, label if column == 0 else "")
+            _finish(axis, shown(field).axis_label if column == 0 else "")
         axes[0, column].set_title(as_drawn(heading), fontsize="medium")
     lines = {line.get_label(): line for axis in axes.flat for line in axis.lines}
     if lines:  # one legend for all panels, below them: within a panel it would hide curves
@@ -110,16 +110,17 @@ def save_figure(figure: Figure, path: str | os.PathLike[str], title: str = "") -
     write_bytes(target, picture.getvalue())
 
 
-def _rows(runs: Sequence[Metrics]) -> list[tuple[str, str]]:
-    """What there is to draw of these runs: metrics field, axis label."""
-    return [row for row in ROWS if _has(runs, row[0])] or ([LOSS] if _has(runs, LOSS[0]) else list(ROWS))
+def _rows(runs: Sequence[Metrics]) -> list[str]:
+    """Return the metrics to draw of these runs."""
+    rows = [field for field in ROWS if _has(runs, field)] or ([LOSS] if _has(runs, LOSS) else list(ROWS))
+    return rows + added_metrics(line for metrics in runs for line in metrics)
 
 
 def _has(runs: Sequence[Metrics], field: str) -> bool:
     return any(line.get(field) is not None for metrics in runs for line in metrics)
 
 
-def _panels(rows: Sequence[tuple[str, str]], columns: int) -> tuple[Figure, np.ndarray]:
+def _panels(rows: Sequence[str], columns: int) -> tuple[Figure, np.ndarray]:
     figure = new_figure(PANEL_INCHES[0] * columns + 0.6, PANEL_INCHES[1] * len(rows))
     axes = figure.subplots(len(rows), columns, sharex=True, squeeze=False)
     for axis in axes[-1]:
@@ -130,7 +131,7 @@ def _panels(rows: Sequence[tuple[str, str]], columns: int) -> tuple[Figure, np.n
 def _draw_line(axis: Axes, runs: Sequence[Metrics], field: str, *, name: str, color: str, style: str = "-") -> None:
     """The mean over the runs that have a value at an epoch, shaded by ± one standard deviation where several have."""
     by_epoch: dict[int, list[float]] = {}
-    scale = 1.0 if field == LOSS[0] else 100.0  # fractions are drawn as percent
+    scale = 100.0 if shown(field).fraction else 1.0
     for metrics in runs:
         for line in metrics:
             if line.get(field) is not None:
@@ -144,8 +145,9 @@ def _draw_line(axis: Axes, runs: Sequence[Metrics], field: str, *, name: str, co
     marker = "o" if len(epochs) < MARKER_EPOCHS else ""
     axis.plot(epochs, means, style, color=color, label=name, marker=marker, markersize=4, linewidth=1.4)
     if stds.any():
-        highest = np.inf if field == LOSS[0] else 100.0  # no run has less than 0 or more than all
-        bounds = np.clip([means - stds, means + stds], 0.0, highest)
+        bounds = np.array([means - stds, means + stds])
+        if shown(field).fraction or field == LOSS:  # no run has less than 0 or more than all
+            bounds = np.clip(bounds, 0.0, 100.0 if shown(field).fraction else np.inf)
         axis.fill_between(epochs, *bounds, color=color, alpha=0.25, linewidth=0)
 
 

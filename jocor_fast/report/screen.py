@@ -14,8 +14,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
+from jocor_fast.report.metrics import LOSS, PRECISION, TEST, VALIDATION, added_metrics, shown
 from jocor_fast.report.summary import best_epoch
-from jocor_fast.report.tables import NOT_AVAILABLE, TextTable, duration, percent
+from jocor_fast.report.tables import NOT_AVAILABLE, TextTable, duration
 
 REFRESH_SECONDS = 0.1  # a step can take a third of a millisecond: drawing each would cost more than the step
 NARROW, WIDE = 60, 80  # terminal widths under which the bar and most figures, or the loss, are left out
@@ -248,16 +249,14 @@ class _Speed:
 
 def epoch_line(metrics: Mapping[str, Any], epochs: int) -> str:
     """ "epoch  12/200  loss 0.4312  test 95.12 %  label precision 93.40 %  kept 50 %  0.7 s"."""
-    parts = [
-        f"epoch {metrics['epoch']:>{len(str(epochs))}}/{epochs}",
-        f"loss {_loss(metrics['train_loss'])}",
-        f"test {_percent_sign(metrics['test_accuracy'])}",
-        f"label precision {_percent_sign(metrics['label_precision'])}",
-        f"kept {100 * metrics['keep_rate']:.0f} %",
-        f"{metrics['seconds'] + metrics['eval_seconds']:.1f} s",
-    ]
-    if metrics.get("val_accuracy") is not None:
-        parts.insert(3, f"validation {_percent_sign(metrics['val_accuracy'])}")
+    parts = [f"epoch {metrics['epoch']:>{len(str(epochs))}}/{epochs}", _titled("loss", metrics, LOSS)]
+    parts.append(_titled("test", metrics, TEST))
+    if metrics.get(VALIDATION) is not None:
+        parts.append(_titled("validation", metrics, VALIDATION))
+    parts.append(_titled("label precision", metrics, PRECISION))
+    parts.append(f"kept {100 * metrics['keep_rate']:.0f} %")
+    parts += [_titled(shown(name).title, metrics, name) for name in added_metrics([metrics])]
+    parts.append(f"{metrics['seconds'] + metrics['eval_seconds']:.1f} s")
     if metrics.get("wait_share") is not None:
         parts.append(f"{metrics['samples_per_second']:,.0f}/s, {100 * metrics['wait_share']:.0f} % waiting")
     if metrics.get("bad_files"):
@@ -265,6 +264,10 @@ def epoch_line(metrics: Mapping[str, Any], epochs: int) -> str:
     if metrics.get("nonfinite_rows"):
         parts.append(f"{metrics['nonfinite_rows']} rows with a non-finite loss")
     return "  ".join(parts)
+
+
+def _titled(title: str, metrics: Mapping[str, Any], name: str) -> str:
+    return f"{title} {shown(name).text(metrics[name])}"
 
 
 def final_table(metrics: Sequence[Mapping[str, Any]], summary: Mapping[str, Any]) -> TextTable:
@@ -275,17 +278,17 @@ def final_table(metrics: Sequence[Mapping[str, Any]], summary: Mapping[str, Any]
     last, mean, best = metrics[-1], summary["last_10_mean"], best_epoch(metrics)
     averaged = {**mean, "epoch": f"{last['epoch'] - mean['epochs'] + 1} to {last['epoch']}"}
     columns = {"best epoch": best or {}, f"mean of last {mean['epochs']}": averaged, "last epoch": last}
-    rows = {"test accuracy": "test_accuracy", "label precision": "label_precision"}
+    rows = {shown(name).title: name for name in (TEST, PRECISION, *added_metrics(metrics))}
     chosen = summary["best_by_validation"]
     if chosen is not None:
         columns["by validation"] = next((line for line in metrics if line["epoch"] == chosen["epoch"]), chosen)
-        rows["validation"] = "val_accuracy"
+        rows["validation"] = VALIDATION
     return TextTable(
         ("", *columns),
         [
             ("epoch", *(str(values.get("epoch", NOT_AVAILABLE)) for values in columns.values())),
             *(
-                (heading, *(_percent_sign(values.get(name)) for values in columns.values()))
+                (heading, *(shown(name).text(values.get(name)) for values in columns.values()))
                 for heading, name in rows.items()
             ),
         ],
@@ -304,20 +307,12 @@ def _figures(metrics: Mapping[str, Any] | None, speed: str, width: int) -> str:
     """What stands beside the bar: nothing wraps, so on a narrow terminal the speed takes the place of the loss."""
     if metrics is None:
         return speed if width >= NARROW else ""
-    test = f"test {_percent_sign(metrics['test_accuracy'])}"
+    test = _titled("test", metrics, TEST)
     if width < NARROW:
         return test
-    figures = f"{test}  precision {_percent_sign(metrics['label_precision'])}"
+    figures = f"{test}  {_titled('precision', metrics, PRECISION)}"
     if width < WIDE:
         return figures
-    loss = f"loss {_loss(metrics['train_loss'])}"
+    loss = _titled("loss", metrics, LOSS)
     first = f"{loss}  {speed}" if speed and width >= VERY_WIDE else speed or loss
     return f"{first}  {figures}"
-
-
-def _percent_sign(fraction: float | None) -> str:
-    return NOT_AVAILABLE if fraction is None else f"{percent(fraction)} %"
-
-
-def _loss(loss: float | None) -> str:
-    return NOT_AVAILABLE if loss is None else f"{loss:.4f}"
