@@ -22,7 +22,7 @@ import jocor_fast as jf
 from jocor_fast.engine.networks import NetworkGroup, SeparateNetworks
 from jocor_fast.engine.paired_mlp import PairedMLP
 from jocor_fast.engine.settings import TrainSettings
-from jocor_fast.methods import METHODS, FCorrection, Keep
+from jocor_fast.methods import METHODS, Keep
 from jocor_fast.models.networks import mlp
 from record import described, parser, write
 from tables import markdown_table, microseconds
@@ -43,9 +43,8 @@ def measure(name: str) -> dict[str, float]:
     """First deciles in seconds: the loss with its gradient, and the passes without it; and their ratio."""
     torch.manual_seed(0)
     settings = TrainSettings(method=name, forget_rate=FORGET_RATE, device="cpu")
-    method = METHODS[name](settings)
-    if isinstance(method, FCorrection):
-        method.set_transition(torch.from_numpy(jf.noise.symmetric(CLASSES, FORGET_RATE)))
+    method = METHODS[name].of(settings.as_dict())
+    method.prepare(lambda method, estimate: torch.from_numpy(jf.noise.symmetric(CLASSES, FORGET_RATE)))
     networks = [mlp(784, CLASSES) for _ in range(method.num_networks)]
     inputs, labels = torch.rand(BATCH, 784), torch.randint(CLASSES, (BATCH,))
     paired = PairedMLP.fits(networks, inputs)

@@ -1,22 +1,24 @@
 """The methods as policies: which networks they train, on which rows of a batch, by which loss.
 
-A method sees logits and labels, never a network, a data set or an optimiser; nothing here makes the host wait for the
-device. `METHODS` holds every method by the name that the command line and `jf.train` take, in the order of the paper.
+A method is one class, registered by the name that the command line and `jf.train` take; its fields are its options. It
+sees logits and labels, never a network, a data set or an optimiser; nothing here makes the host wait for the device.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from jocor_fast.arguments import at_least, check_co_lambda
 from jocor_fast.forward_correction import corrected_loss, log_transposed
 from jocor_fast.losses import CoTeachingOutput, coteaching_loss, decoupling_rows, jocor_loss
+from jocor_fast.noise.estimate import anchor_percentile, estimate_transition
 from jocor_fast.schedules import keep_rounding
-
-if TYPE_CHECKING:
-    from jocor_fast.engine.settings import TrainSettings
 
 
 class Keep(NamedTuple):
@@ -24,7 +26,7 @@ class Keep(NamedTuple):
 
     num_keep: int | Tensor  # k, the rows that R(t) leaves of a whole batch; int64
     forget_rate: float | Tensor  # 1 − R(t), for a method that counts k among fewer rows; float64
-    warming_up: bool = False  # of Co-teaching+. It decides which operators run: a captured step holds for one value
+    epoch: int = 1  # on the host: what depends on it is a `Method.phase`
 
 
 class StepLoss(NamedTuple):
@@ -38,20 +40,54 @@ class StepLoss(NamedTuple):
     logits: tuple[Tensor, ...] = ()  # [B, C] of each network, detached; the step adds them
 
 
+class Option(NamedTuple):
+    """A parameter of a method: what `TrainSettings` and the command line have to know of it."""
+
+    default: int | float  # whose type is that of its values
+    metavar: str
+    help: str
+    check: Callable[[Any], int | float]  # returns the plain value; TypeError or ValueError for another
+
+
+def option(default: int | float, metavar: str, help: str, check: Callable[[Any], int | float]) -> Any:
+    """Declare a field of a method as one of its options."""
+    return field(default=default, metadata={"option": Option(default, metavar, help, check)})
+
+
+# Trains a network by the method of that name, and returns what the function makes of its probabilities float64 [N, C]
+# of the training samples, on the run's device. (Of several processes one calls the function, and all get the result.)
+FirstStage = Callable[[str, Callable[[np.ndarray], Tensor]], Tensor]
+
+
+@dataclass(eq=False)
 class Method:
-    """A policy, which is made from the settings of a run. What most methods have in common stands here."""
+    """A policy. What most methods have in common stands here."""
 
     title: ClassVar[str]  # as the paper heads its tables
+    options: ClassVar[Mapping[str, Option]] = {}  # set by `register`, of the fields
     num_networks: ClassVar[int] = 2
     num_choices: ClassVar[int] = 1  # how many masks `StepLoss.selected` holds
     selects: ClassVar[bool] = True  # False: τ and its ramp change nothing, and the keep rate is reported as 1
-    uses_co_lambda: ClassVar[bool] = False
+    stages: ClassVar[tuple[str, ...]] = ("",)  # what is trained one after the other, where that is more than one thing
 
-    def __init__(self, settings: TrainSettings) -> None:
-        """Read what the method has a use for; most have none for any."""
+    @classmethod
+    def of(cls, settings: Mapping[str, Any]) -> Method:
+        """Make the method from the settings of a run by their names, of which it takes those that are its fields."""
+        return cls(**{field.name: settings[field.name] for field in fields(cls)})
+
+    def prepare(self, first_stage: FirstStage) -> None:
+        """Get ready before the first batch; a method of two stages trains the first."""
+
+    def summary(self) -> dict[str, Any]:
+        """Return what summary.json holds of the method's own."""
+        return {}
+
+    def phase(self, epoch: int) -> Hashable:
+        """Return what decides, in an epoch, which operators `loss` runs: a captured step holds for one value."""
+        return None
 
     def loss(self, logits: tuple[Tensor, ...], labels: Tensor, keep: Keep) -> StepLoss:
-        """The loss of a batch.
+        """Return the loss of a batch.
 
         Args:
             logits: [B, C] of each network.
@@ -61,6 +97,28 @@ class Method:
         raise NotImplementedError
 
 
+METHODS: dict[str, type[Method]] = {}
+M = TypeVar("M", bound=type[Method])
+
+
+def register(name: str) -> Callable[[M], M]:
+    """Make a method known by its name, with its fields as options."""
+
+    def registered(method: M) -> M:
+        dataclass(eq=False)(method)
+        method.options = {field.name: field.metadata["option"] for field in fields(method) if field.metadata}
+        METHODS[name] = method
+        return method
+
+    return registered
+
+
+def uses_forget_rate(method: str, val_labels: str | None) -> bool:
+    """Return whether τ changes anything: which rows train, or which the validation (`--val-labels`) leaves out."""
+    return METHODS[method].selects or val_labels == "small-loss"
+
+
+@register("standard")
 class Standard(Method):
     """One network, cross-entropy on everything: Standard+ that keeps the whole batch.
 
@@ -68,50 +126,56 @@ class Standard(Method):
     two are the same; a row whose loss is not is left out and counted, as in every method but F-correction.
     """
 
-    title: ClassVar[str] = "Standard"
-    num_networks: ClassVar[int] = 1
-    selects: ClassVar[bool] = False
+    title = "Standard"
+    num_networks = 1
+    selects = False
 
     def loss(self, logits: tuple[Tensor, ...], labels: Tensor, keep: Keep) -> StepLoss:
         return _own_small_loss(logits[0], labels, len(labels))
 
 
+@register("standard-plus")
 class StandardPlus(Method):
     """One network, its own small-loss rows."""
 
-    title: ClassVar[str] = "Standard+"
-    num_networks: ClassVar[int] = 1
+    title = "Standard+"
+    num_networks = 1
 
     def loss(self, logits: tuple[Tensor, ...], labels: Tensor, keep: Keep) -> StepLoss:
         return _own_small_loss(logits[0], labels, keep.num_keep)
 
 
+@register("f-correction")
 class FCorrection(Method):
-    """One network, -log((p·T)[y]) on everything; T comes from a first stage (engine/first_stage.py)."""
+    """One network, -log((p·T)[y]) on everything; T is estimated from the predictions of a Standard network."""
 
-    title: ClassVar[str] = "F-correction"
-    num_networks: ClassVar[int] = 1
-    selects: ClassVar[bool] = False
+    title = "F-correction"
+    num_networks = 1
+    selects = False
+    stages = ("Standard, for the transition matrix", "F-correction")
 
-    def __init__(self, settings: TrainSettings) -> None:
-        self.log_transition_t: Tensor | None = None
+    def __post_init__(self) -> None:
+        self.transition: Tensor | None = None  # T, float64 [C, C]
 
-    def set_transition(self, transition: Tensor) -> None:
-        """Take T [C, C], on the run's device, before the first batch."""
-        self.log_transition_t = log_transposed(transition, torch.float32)
+    def prepare(self, first_stage: FirstStage) -> None:
+        self.transition = first_stage("standard", _estimated_transition)
+        self.log_transition_t = log_transposed(self.transition, torch.float32)
+
+    def summary(self) -> dict[str, Any]:
+        return {"transition": None if self.transition is None else self.transition.tolist()}
 
     def loss(self, logits: tuple[Tensor, ...], labels: Tensor, keep: Keep) -> StepLoss:
-        assert self.log_transition_t is not None
         loss, per_sample, num_nonfinite = corrected_loss(logits[0], labels, self.log_transition_t)
         everything = torch.ones_like(labels, dtype=torch.bool)
         return StepLoss(loss, (everything,), num_nonfinite, per_sample)
 
 
+@register("decoupling")
 class Decoupling(Method):
     """Two networks, each trained by its own CE on the rows where the two predictions differ; none differ: no update."""
 
-    title: ClassVar[str] = "Decoupling"
-    selects: ClassVar[bool] = False
+    title = "Decoupling"
+    selects = False
 
     def loss(self, logits: tuple[Tensor, ...], labels: Tensor, keep: Keep) -> StepLoss:
         out = decoupling_rows(logits[0], logits[1], labels)
@@ -119,58 +183,67 @@ class Decoupling(Method):
         return StepLoss(out.loss, (out.selected,), out.num_nonfinite, out.per_sample, nothing)
 
 
+@register("coteaching")
 class CoTeaching(Method):
     """Two networks, each trained on the k small-loss rows that the other picked."""
 
-    title: ClassVar[str] = "Co-teaching"
-    num_choices: ClassVar[int] = 2
+    title = "Co-teaching"
+    num_choices = 2
 
     def loss(self, logits: tuple[Tensor, ...], labels: Tensor, keep: Keep) -> StepLoss:
         return _exchanged(coteaching_loss(logits[0], logits[1], labels, num_keep=keep.num_keep))
 
 
+@register("coteaching-plus")
 class CoTeachingPlus(CoTeaching):
     """Co-teaching while it warms up, then the same among the rows where predictions differ: k = R(t) of those.
 
     Where no predictions of a batch differ, its choice is that of Co-teaching.
     """
 
-    title: ClassVar[str] = "Co-teaching+"
+    title = "Co-teaching+"
+    recipe: str
+    warmup_epochs: int = option(
+        0, "N", "epochs of Co-teaching before it", lambda value: at_least("warmup_epochs", value, 0)
+    )
 
-    def __init__(self, settings: TrainSettings) -> None:
-        self.rounding = keep_rounding(settings.recipe)
+    def phase(self, epoch: int) -> Hashable:
+        return epoch <= self.warmup_epochs
 
     def loss(self, logits: tuple[Tensor, ...], labels: Tensor, keep: Keep) -> StepLoss:
-        if keep.warming_up:
+        if self.phase(keep.epoch):
             return super().loss(logits, labels, keep)
+        rounding = keep_rounding(self.recipe)
         out = coteaching_loss(
-            logits[0], logits[1], labels, forget_rate=keep.forget_rate, disagreement=True, rounding=self.rounding
+            logits[0], logits[1], labels, forget_rate=keep.forget_rate, disagreement=True, rounding=rounding
         )
         return _exchanged(out)
 
 
+@register("joint-only")
+class JointOnly(Method):
+    """JoCoR with λ = 0: joint selection, no agreement between the networks."""
+
+    title = "Joint-only"
+
+    def loss(self, logits: tuple[Tensor, ...], labels: Tensor, keep: Keep) -> StepLoss:
+        return _joint(logits, labels, keep, 0.0)
+
+
+@register("jocor")
 class JoCoR(Method):
     """Two networks, one joint loss: the k rows with the smallest loss train both (paper, algorithm 1)."""
 
-    title: ClassVar[str] = "JoCoR"
-    uses_co_lambda: ClassVar[bool] = True
-
-    def __init__(self, settings: TrainSettings) -> None:
-        self.co_lambda = settings.co_lambda
+    title = "JoCoR"
+    co_lambda: float = option(0.9, "L", "λ in [0, 1]: weight of the agreement between the networks", check_co_lambda)
 
     def loss(self, logits: tuple[Tensor, ...], labels: Tensor, keep: Keep) -> StepLoss:
-        out = jocor_loss(logits[0], logits[1], labels, co_lambda=self.co_lambda, num_keep=keep.num_keep)
-        return StepLoss(out.loss, (out.selected,), out.num_nonfinite, out.per_sample)
+        return _joint(logits, labels, keep, self.co_lambda)
 
 
-class JointOnly(JoCoR):
-    """JoCoR with λ = 0: joint selection, no agreement between the networks."""
-
-    title: ClassVar[str] = "Joint-only"
-    uses_co_lambda: ClassVar[bool] = False
-
-    def __init__(self, settings: TrainSettings) -> None:
-        self.co_lambda = 0.0
+def _joint(logits: tuple[Tensor, ...], labels: Tensor, keep: Keep, co_lambda: float) -> StepLoss:
+    out = jocor_loss(logits[0], logits[1], labels, co_lambda=co_lambda, num_keep=keep.num_keep)
+    return StepLoss(out.loss, (out.selected,), out.num_nonfinite, out.per_sample)
 
 
 def _exchanged(out: CoTeachingOutput) -> StepLoss:
@@ -186,18 +259,5 @@ def _own_small_loss(logits: Tensor, labels: Tensor, num_keep: int | Tensor) -> S
     return StepLoss(out.loss, (out.selected,), out.num_nonfinite, out.per_sample.mul_(0.5))
 
 
-METHODS: dict[str, type[Method]] = {
-    "standard": Standard,
-    "standard-plus": StandardPlus,
-    "f-correction": FCorrection,
-    "decoupling": Decoupling,
-    "coteaching": CoTeaching,
-    "coteaching-plus": CoTeachingPlus,
-    "joint-only": JointOnly,
-    "jocor": JoCoR,
-}
-
-
-def uses_forget_rate(method: str, val_labels: str | None) -> bool:
-    """Whether τ changes anything: which rows train, or which the validation (`--val-labels`) leaves out."""
-    return METHODS[method].selects or val_labels == "small-loss"
+def _estimated_transition(probabilities: np.ndarray) -> Tensor:
+    return torch.from_numpy(estimate_transition(probabilities, anchor_percentile(probabilities.shape[1])))

@@ -7,10 +7,12 @@ Epochs count from 1.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from inspect import signature
+
 from jocor_fast.arguments import at_least, check_choice, check_forget_rate
 
 RECIPES = ("paper", "published")
-LR_PLANS = ("linear", "clothing1m")
 
 _ADAM_BETA1 = 0.9
 _PUBLISHED_BETA1_IN_DECAY = 0.1
@@ -97,6 +99,23 @@ def lr_step_factor(epoch: int, *, epochs: int = 15) -> float:
     epochs = at_least("epochs", epochs, 1)
     parts = len(_CLOTHING1M_FACTORS)
     return _CLOTHING1M_FACTORS[min(parts - 1, (epoch - 1) * parts // epochs)]
+
+
+# How the learning rate falls, by name. Each is a function of the epoch and of those of `epochs`, `decay_start` and
+# `recipe` that it has parameters for.
+LR_PLANS: dict[str, Callable[..., float]] = {"linear": lr_factor, "clothing1m": lr_step_factor}
+
+
+def has_decay_start(lr_plan: str) -> bool:
+    """Return whether a plan of `LR_PLANS` falls from a given epoch on."""
+    return "decay_start" in signature(LR_PLANS[lr_plan]).parameters
+
+
+def planned_lr_factor(lr_plan: str, epoch: int, *, epochs: int, decay_start: int, recipe: str = "paper") -> float:
+    """The factor on the learning rate in an epoch, by a plan of `LR_PLANS`; the arguments are those of `lr_factor`."""
+    function = LR_PLANS[lr_plan]
+    given = {"epochs": epochs, "decay_start": decay_start, "recipe": recipe}
+    return function(epoch, **{name: value for name, value in given.items() if name in signature(function).parameters})
 
 
 def adam_beta1(epoch: int, *, decay_start: int = 80, recipe: str = "paper") -> float:

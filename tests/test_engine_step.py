@@ -31,7 +31,7 @@ from jocor_fast import reference
 from jocor_fast.engine.optimizer import FusedAdam, PlainSGD
 from jocor_fast.engine.paired_mlp import PairedMLP
 from jocor_fast.engine.plan import plan_epoch
-from jocor_fast.methods import METHODS, FCorrection, Keep, Standard
+from jocor_fast.methods import METHODS, Keep, Standard
 from jocor_fast.models.networks import cnn, mlp
 from jocor_fast.runs.fit import TrainData, fit
 
@@ -225,8 +225,7 @@ class Calls(TorchDispatchMode):
 
 def calls_of_an_epoch(networks: tuple[nn.Module, ...], data: TrainData, **changes: Any) -> set[str]:
     training = trainer(networks, data, **changes)
-    if isinstance(training.step.method, FCorrection):
-        training.step.method.set_transition(torch.eye(CLASSES))
+    training.step.method.prepare(lambda method, estimate: torch.eye(CLASSES))
     with Calls() as calls:
         training.train_epoch(plan_epoch(training.settings, 1, len(data.labels)), stop=never)
     return calls.names
@@ -262,10 +261,10 @@ def test_bfloat16_trains_and_keeps_float32_weights() -> None:
 def test_cross_entropy_of_half_precision_logits_is_computed_in_float32() -> None:
     logits = torch.randn(16, CLASSES, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)
     labels = torch.arange(16) % CLASSES
-    loss = Standard(settings(method="standard")).loss((logits,), labels, Keep(16, 0.0)).loss
+    loss = Standard().loss((logits,), labels, Keep(16, 0.0)).loss
     assert loss.dtype == torch.float32
     assert loss.item() == pytest.approx(F.cross_entropy(logits.double(), labels).item(), rel=1e-6)
-    double = Standard(settings(method="standard")).loss((logits.double(),), labels, Keep(16, 0.0)).loss
+    double = Standard().loss((logits.double(),), labels, Keep(16, 0.0)).loss
     assert double.dtype == torch.float64
 
 

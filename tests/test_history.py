@@ -15,7 +15,7 @@ from engine_cases import CLASSES, blobs, pair_of, settings, small_mlp, small_tan
 from jocor_fast.engine.history import LARGEST_LOSS, WINDOW, SampleHistory, SampleStatistics
 from jocor_fast.engine.plan import StepRates, plan_epoch
 from jocor_fast.engine.step import TrainingStep
-from jocor_fast.methods import METHODS, FCorrection, StepLoss
+from jocor_fast.methods import METHODS, StepLoss
 from jocor_fast.runs.fit import fit
 
 pytestmark = pytest.mark.usefixtures("one_thread", "curves_at_once")
@@ -106,8 +106,7 @@ def test_a_loss_that_is_not_finite_counts_as_a_large_one_and_does_no_lasting_har
 def test_a_trainer_records_every_step_that_it_takes(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     count = METHODS[method].num_networks
     training = trainer(pair_of(small_mlp)[:count], blobs(70), method=method)
-    if isinstance(training.step.method, FCorrection):
-        training.step.method.set_transition(torch.eye(CLASSES))
+    training.step.method.prepare(lambda method, estimate: torch.eye(CLASSES))
     plain, take = PlainHistory(training.labels), TrainingStep.__call__
 
     def noted(step: TrainingStep, stored: Tensor, labels: Tensor, rates: StepRates) -> StepLoss:

@@ -25,7 +25,7 @@ from jocor_fast.data.images.source import ImageInputs
 from jocor_fast.engine.trainer import Trainer
 from jocor_fast.methods import METHODS
 from jocor_fast.noise.estimate import estimate_transition
-from jocor_fast.runs.first_stage import estimate_from_network
+from jocor_fast.runs.first_stage import predicted_probabilities
 from jocor_fast.runs.fit import EvalData, Run, TrainData, fit
 from loader_cases import EACH_LOADER, LOADERS, SMALL
 
@@ -246,11 +246,11 @@ def test_f_correction_estimates_its_matrix_from_the_images_as_they_are_evaluated
     write_clothing1m(tmp_path)
     firsts: list[torch.nn.Module] = []
 
-    def noted(network: torch.nn.Module, *rest: Any, **named: Any) -> Tensor:
+    def noted(network: torch.nn.Module, *rest: Any, **named: Any) -> np.ndarray:
         firsts.append(network)
-        return estimate_from_network(network, *rest, **named)
+        return predicted_probabilities(network, *rest, **named)
 
-    monkeypatch.setattr("jocor_fast.runs.session.estimate_from_network", noted)
+    monkeypatch.setattr("jocor_fast.runs.session.predicted_probabilities", noted)
     run = small_run(tmp_path, loader, None, BadFiles(), method="f-correction")
     dataset = loaded("clothing1m", tmp_path)
     source = ImageInputs(dataset.train, SMALL, loader, BadFiles()).open(torch.device("cpu"), 8, training=False)

@@ -32,7 +32,8 @@ from jocor_fast.engine.optimizer import FusedAdam, PlainSGD
 from jocor_fast.engine.plan import plan_epoch
 from jocor_fast.errors import RunError
 from jocor_fast.methods import METHODS, Keep
-from jocor_fast.runs.first_stage import estimate_from_network, first_stage_settings
+from jocor_fast.noise.estimate import anchor_percentile, estimate_transition
+from jocor_fast.runs.first_stage import first_stage_settings, predicted_probabilities
 from jocor_fast.runs.fit import Run, TrainData, fit
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -108,7 +109,7 @@ def test_joint_only_is_jocor_without_agreement_bit_for_bit() -> None:
 
 
 def outcome(method: str, z: list[Tensor], y: Tensor, keep: Keep, **changes: Any) -> Any:
-    return METHODS[method](settings(method=method, **changes)).loss(tuple(z), y, keep)
+    return METHODS[method].of(settings(method=method, **changes).as_dict()).loss(tuple(z), y, keep)
 
 
 def random_batch(rows: int = 24, seed: int = 0) -> tuple[list[Tensor], Tensor]:
@@ -141,7 +142,9 @@ def test_co_teaching_plus_counts_k_among_the_differing_rows_once_it_is_warm(reci
     """Case 31; rounded as the recipe rounds."""
     z, y = random_batch()
     differing = z[0].argmax(1) != z[1].argmax(1)
-    warm, plus = (outcome("coteaching-plus", z, y, Keep(9, 0.625, warming), recipe=recipe) for warming in (True, False))
+    warm, plus = (
+        outcome("coteaching-plus", z, y, Keep(9, 0.625, epoch), recipe=recipe, warmup_epochs=1) for epoch in (1, 2)
+    )
     same = outcome("coteaching", z, y, Keep(9, 0.625))
     assert all(map(torch.equal, warm.selected, same.selected))
     exact = (1 - 0.625) * int(differing.sum())
@@ -164,9 +167,10 @@ def test_a_step_takes_its_numbers_from_the_device(method: str) -> None:
 
 
 def test_the_warm_up_of_co_teaching_plus_ends_after_its_epochs() -> None:
-    plans = [plan_epoch(settings(method="coteaching-plus", warmup_epochs=2), epoch, 100) for epoch in (1, 2, 3)]
-    assert [plan.rates.keep.warming_up for plan in plans] == [True, True, False]
-    assert plans[2].rates.keep == Keep(plans[2].num_keep, 1 - plans[2].keep_rate, False)
+    chosen = settings(method="coteaching-plus", warmup_epochs=2)
+    method, plan = METHODS["coteaching-plus"].of(chosen.as_dict()), plan_epoch(chosen, 3, 100)
+    assert [method.phase(epoch) for epoch in (1, 2, 3)] == [True, True, False]
+    assert plan.rates.keep == Keep(plan.num_keep, 1 - plan.keep_rate, 3)
 
 
 # --- Decoupling where nothing differs ---------------------------------------------------------------------------------
@@ -212,6 +216,11 @@ def f_correction(output: Path | None = None, data: TrainData | None = None, **ar
     )  # fmt: skip
 
 
+def transition_of(network: nn.Module, source: ResidentInputs) -> Tensor:
+    probabilities = predicted_probabilities(network, source, torch.device("cpu"))
+    return torch.from_numpy(estimate_transition(probabilities, anchor_percentile(CLASSES)))
+
+
 def test_f_correction_reports_the_estimate_of_its_first_stage(tmp_path: Path) -> None:
     """Case 34: the estimate, not the truth. The first stage is a Standard run with a seed of its own."""
     result = f_correction(tmp_path / "run")
@@ -220,9 +229,9 @@ def test_f_correction_reports_the_estimate_of_its_first_stage(tmp_path: Path) ->
     assert first["method"] == "standard"
     assert first["epochs"] == 3
     assert first["seed"] != 0
-    alone = fit(first_stage_settings(settings(method="f-correction", epochs=3)), small_tanh, blobs(70))
+    alone = fit(first_stage_settings(settings(method="f-correction", epochs=3), "standard"), small_tanh, blobs(70))
     source = ResidentInputs(blobs(70).inputs, 1 / 255, torch.device("cpu"))
-    expected = estimate_from_network(alone.networks[0], source, torch.device("cpu"))
+    expected = transition_of(alone.networks[0], source)
     assert summary["transition"] == result.summary["transition"] == expected.tolist()
     assert {line["keep_rate"] for line in result.metrics} == {1.0}
     assert [line["epoch"] for line in result.metrics] == [1, 2, 3]
@@ -234,9 +243,10 @@ def test_a_module_handed_in_is_trained_by_the_second_stage_alone() -> None:
     copy_of_it.load_state_dict(network.state_dict())
     result = fit(settings(method="f-correction", epochs=1, batch_size=70), network, blobs(70))
     assert result.networks == (network,)
-    first = fit(first_stage_settings(settings(method="f-correction", epochs=1, batch_size=70)), copy_of_it, blobs(70))
+    chosen = first_stage_settings(settings(method="f-correction", epochs=1, batch_size=70), "standard")
+    first = fit(chosen, copy_of_it, blobs(70))
     source = ResidentInputs(blobs(70).inputs, 1 / 255, torch.device("cpu"))
-    expected = estimate_from_network(first.networks[0], source, torch.device("cpu"))
+    expected = transition_of(first.networks[0], source)
     torch.testing.assert_close(torch.tensor(result.summary["transition"], dtype=torch.float64), expected)
 
 

@@ -23,7 +23,7 @@ from jocor_fast.engine.history import SampleHistory
 from jocor_fast.engine.loss_scale import LossScale
 from jocor_fast.engine.plan import plan_epoch
 from jocor_fast.engine.step import TrainingStep
-from jocor_fast.methods import METHODS, FCorrection
+from jocor_fast.methods import METHODS
 
 META = torch.device("meta")
 SAMPLES, STEPS = 96, 6
@@ -69,8 +69,7 @@ def operators_on_the_host(build: Callable[[], nn.Module], *, scaled: bool = Fals
     labels = torch.zeros(SAMPLES, dtype=torch.int64, device=META)
     generator: Any = None  # there is none for this device
     step = TrainingStep(chosen, networks, source, META, generator)
-    if isinstance(step.method, FCorrection):
-        step.method.set_transition(torch.eye(CLASSES, device=META))
+    step.method.prepare(lambda method, estimate: torch.eye(CLASSES, device=META))
     if scaled:
         step.loss_scale = LossScale(META)
     captured = CapturedSteps(step, source, labels, SampleHistory(labels, len(networks)), cuda=StandIn())

@@ -34,7 +34,7 @@ from jocor_fast.engine.plan import plan_epoch
 from jocor_fast.engine.processes import Processes, SharedRequest, joined_processes
 from jocor_fast.engine.trainer import Trainer
 from jocor_fast.errors import FailedElsewhere
-from jocor_fast.methods import METHODS, FCorrection
+from jocor_fast.methods import METHODS
 from jocor_fast.runs.fit import EpochEvent, fit
 
 SAMPLES, BATCH = 150, 64  # two steps an epoch, and some left over
@@ -78,8 +78,8 @@ def epochs(
     networks = pair_of(network)[: METHODS[asked.method].num_networks]
     test = held_out(45, tuple(data.inputs.shape[1:]))
     trainer = Trainer(asked, networks, data, test, val, CPU, processes)
-    if isinstance(trainer.step.method, FCorrection):
-        trainer.step.method.set_transition(torch.full((CLASSES, CLASSES), 0.1) + 0.6 * torch.eye(CLASSES))
+    transition = torch.full((CLASSES, CLASSES), 0.1) + 0.6 * torch.eye(CLASSES)
+    trainer.step.method.prepare(lambda method, estimate: transition)
     lines, selected = [], []
     for epoch in range(1, count + 1):
         plan = plan_epoch(asked, epoch, len(data.labels), processes)

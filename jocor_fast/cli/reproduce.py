@@ -20,7 +20,7 @@ from jocor_fast.data.catalogue import load_dataset
 from jocor_fast.errors import ConfigError, RunError
 from jocor_fast.files.whole_file import write_text
 from jocor_fast.machine import usable_cores
-from jocor_fast.methods import METHODS, FCorrection
+from jocor_fast.methods import METHODS
 from jocor_fast.noise.kinds import Noise
 from jocor_fast.paper.experiments import EXPERIMENTS, Cell, Experiment
 from jocor_fast.paper.plan import print_plan
@@ -269,8 +269,7 @@ def _config(cell: Cell, seed: int) -> Config:
 
 def _queued(cell: Cell, seed: int, output: Path) -> QueuedRun:
     config = _config(cell, seed)
-    stages = 2 if METHODS[cell.method] is FCorrection else 1
-    epochs = stages * trained_epochs(config["epochs"], config["recipe"])
+    epochs = len(METHODS[cell.method].stages) * trained_epochs(config["epochs"], config["recipe"])
     name = f"{cell.title}, {cell.noise.title}, seed {seed}"
     run = QueuedRun(name, output / cell.run_folder(seed), cell.run_settings(seed), epochs)
     run.epochs_done = epochs if run.is_finished else run.epochs_on_disk()

@@ -18,11 +18,13 @@ from jocor_fast.engine.processes import Processes
 from jocor_fast.methods import METHODS, uses_forget_rate
 from jocor_fast.report.screen import counted, say_subjects
 from jocor_fast.report.tables import percent
-from jocor_fast.schedules import lr_step_factor, steps_per_epoch, trained_epochs
+from jocor_fast.schedules import has_decay_start, planned_lr_factor, steps_per_epoch, trained_epochs
 
 # T_k counts epochs of some 400 steps; far shorter ramps were measured to lose to plain training.
 SHORT_RAMP_STEPS = 200
 CLASSES_SHOWN = 20
+RATES_SHOWN = 4
+OPTION_NAMES = {"co_lambda": "λ", "warmup_epochs": "warm-up"}
 # τ is "under" the realised rate only beyond this: the draw itself strays from its nominal rate by chance.
 RATE_TOLERANCE = 0.005
 SAMPLES_LOOKED_AT = 100
@@ -44,10 +46,7 @@ def print_heading(
         lines["τ"] = (
             f"{config['forget_rate']:.4g} from epoch {config['ramp_epochs']} on ({config.origin('forget_rate')})"
         )
-    if method.uses_co_lambda:
-        lines["λ"] = f"{config['co_lambda']:g} ({config.origin('co_lambda')})"
-    if config["method"] == "coteaching-plus":
-        lines["warm-up"] = f"{counted(config['warmup_epochs'], 'epoch')} ({config.origin('warmup_epochs')})"
+    lines |= {OPTION_NAMES.get(name, name): f"{config[name]:g} ({config.origin(name)})" for name in method.options}
     networks = f"{method.num_networks} × {config['model']}" if method.num_networks > 1 else config["model"]
     lines["network"] = f"{networks} on {device}, weights {_weights_text(config)}"
     if isinstance(task.dataset, ImageDataset):
@@ -63,8 +62,8 @@ def print_heading(
         f"{counted(epochs, 'epoch')} of {counted(steps, 'step')} ({config.origin('epochs')}), {config['optimizer']}, "
         f"learning rate {_rate_text(config)}"
     )
-    if config["method"] == "f-correction":
-        lines["training"] += ", twice: first a Standard network, whose predictions give the transition matrix"
+    if len(method.stages) > 1:
+        lines["training"] += f", in {len(method.stages)} stages: {'; '.join(method.stages)}"
     lines["output"] = config["output"]
     say_subjects(console, lines)
 
@@ -84,11 +83,13 @@ def warnings_of(config: Config, task: Task, processes: Processes, batch: int) ->
 
 
 def _rate_text(config: Config) -> str:
-    if config["lr_plan"] == "linear":
+    if has_decay_start(config["lr_plan"]):
         return f"{config['lr']:g} falling after epoch {config['decay_start']} ({config.origin('decay_start')})"
-    rates = dict.fromkeys(
-        config["lr"] * lr_step_factor(epoch, epochs=config["epochs"]) for epoch in range(1, config["epochs"] + 1)
-    )
+    plan = {name: config[name] for name in ("lr_plan", "epochs", "decay_start", "recipe")}
+    epochs = range(1, trained_epochs(config["epochs"], config["recipe"]) + 1)
+    rates = list(dict.fromkeys(config["lr"] * planned_lr_factor(epoch=epoch, **plan) for epoch in epochs))
+    if len(rates) > RATES_SHOWN:
+        return f"{rates[0]:g} to {rates[-1]:g} by plan {config['lr_plan']} ({config.origin('lr_plan')})"
     return f"{', '.join(f'{rate:g}' for rate in rates)} in turn ({config.origin('lr_plan')})"
 
 
@@ -202,7 +203,7 @@ def _idle_warning(config: Config, processes: Processes) -> str | None:
     if scopes and processes.count == 1:
         return f"{' and '.join(scopes)} change{'s' * (len(scopes) == 1)} nothing: there is one process"
     method = METHODS[config["method"]]
-    unused = ["co_lambda"] * (not method.uses_co_lambda) + ["forget_rate"] * (
+    unused = ["co_lambda"] * ("co_lambda" not in method.options) + ["forget_rate"] * (
         not uses_forget_rate(config["method"], config["val_labels"])
     )
     unused += ["ramp_epochs"] * (not method.selects)
@@ -232,6 +233,6 @@ def _data_warnings(config: Config) -> list[str]:
 
 def _decay_start_warning(config: Config) -> str | None:
     """A sentence where a start of the decay is given and the plan has none; with recipe published β1 changes there."""
-    if config.sources["decay_start"] != "flag" or config["lr_plan"] == "linear" or config["recipe"] == "published":
+    if config.sources["decay_start"] != "flag" or has_decay_start(config["lr_plan"]) or config["recipe"] == "published":
         return None
     return f"--decay-start changes nothing: --lr-plan {config['lr_plan']} says when the learning rate falls"

@@ -172,7 +172,8 @@ _TABLE = (
     _training("lr", _TRAINING, "number", "LR", "learning rate"),
     _training(
         "lr_plan", _TRAINING, "choice", "NAME",
-        "how the learning rate falls, after --decay-start to 0 or as the paper has it for Clothing1M", "", LR_PLANS,
+        "how the learning rate falls, after --decay-start to 0 or as the paper has it for Clothing1M", "",
+        tuple(LR_PLANS),
     ),
     _training(
         "decay_start", _TRAINING, "whole", "N", "last epoch at the full learning rate, which then falls to 0 linearly",

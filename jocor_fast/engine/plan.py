@@ -40,7 +40,6 @@ class EpochPlan:
         beta1: Adam's β1.
         keep_rate: R(t), 1 for a method that does not select by loss.
         num_keep: k, the rows that are kept of each batch, or of each process's part of it where that selects alone.
-        warming_up: whether Co-teaching+ still is Co-teaching.
         steps: batches in the epoch.
         batch_size: rows of a batch, in all processes together (all N samples where they are fewer than a batch).
         own_rows: how many of them each process has.
@@ -51,7 +50,6 @@ class EpochPlan:
     beta1: float
     keep_rate: float
     num_keep: int
-    warming_up: bool
     steps: int
     batch_size: int
     own_rows: int
@@ -59,7 +57,7 @@ class EpochPlan:
     @property
     def rates(self) -> StepRates:
         """What its steps read, as numbers."""
-        return StepRates(lr=self.lr, beta1=self.beta1, keep=Keep(self.num_keep, self.forget_rate, self.warming_up))
+        return StepRates(lr=self.lr, beta1=self.beta1, keep=Keep(self.num_keep, self.forget_rate, self.epoch))
 
     @property
     def forget_rate(self) -> float:
@@ -82,7 +80,7 @@ class DeviceRates:
         self.lr.fill_(plan.lr)
         self.num_keep.fill_(plan.num_keep)
         self.forget_rate.fill_(plan.forget_rate)
-        keep = Keep(self.num_keep, self.forget_rate, plan.warming_up)
+        keep = Keep(self.num_keep, self.forget_rate, plan.epoch)
         return StepRates(lr=self.lr, beta1=plan.beta1, keep=keep)
 
 
@@ -128,10 +126,9 @@ def plan_epoch(settings: TrainSettings, epoch: int, num_samples: int, processes:
         keep_rate = schedules.keep_rate(
             epoch, forget_rate=settings.forget_rate, ramp_epochs=settings.ramp_epochs, recipe=recipe
         )
-    if settings.lr_plan == "clothing1m":
-        factor = schedules.lr_step_factor(epoch, epochs=settings.epochs)
-    else:
-        factor = schedules.lr_factor(epoch, epochs=settings.epochs, decay_start=settings.decay_start, recipe=recipe)
+    factor = schedules.planned_lr_factor(
+        settings.lr_plan, epoch, epochs=settings.epochs, decay_start=settings.decay_start, recipe=recipe
+    )
     batch_size = whole_batch(settings, num_samples, processes)
     own_rows = batch_size // processes.count
     selected_from = batch_size if settings.selection_scope == "global" else own_rows
@@ -141,7 +138,6 @@ def plan_epoch(settings: TrainSettings, epoch: int, num_samples: int, processes:
         beta1=schedules.adam_beta1(epoch, decay_start=settings.decay_start, recipe=recipe),
         keep_rate=keep_rate,
         num_keep=num_keep(selected_from, 1.0 - keep_rate, rounding=schedules.keep_rounding(recipe)),
-        warming_up=epoch <= settings.warmup_epochs,
         steps=schedules.steps_per_epoch(num_samples, batch_size, recipe),
         batch_size=batch_size,
         own_rows=own_rows,

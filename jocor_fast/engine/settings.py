@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection
 from dataclasses import asdict, dataclass, fields
 
 import torch
@@ -116,7 +116,7 @@ class TrainSettings:
     def _set(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)
 
-    def _choice(self, name: str, accepted: Sequence[str]) -> None:
+    def _choice(self, name: str, accepted: Collection[str]) -> None:
         arguments.check_choice(name, getattr(self, name), accepted)
 
 

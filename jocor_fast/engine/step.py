@@ -39,7 +39,7 @@ class TrainingStep:
         self.generator = generator  # of the augmentation
         self.processes = processes
         self.selects_over_all = settings.selection_scope == "global" and processes.count > 1
-        self.method = METHODS[settings.method](settings)
+        self.method = METHODS[settings.method].of(settings.as_dict())
         paired = settings.precision == "float32" and not settings.compile and PairedMLP.fits(networks, source.first())
         layout = {
             "channels_last": _gains_by_channels_last(networks, source, device),

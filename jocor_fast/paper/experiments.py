@@ -84,7 +84,7 @@ class Cell:
             settings["forget_rate"] = self.noise.rate / 2
         if self.compared_lambda is not None and self.compared_lambda != self.preset_lambda:
             settings["co_lambda"] = self.compared_lambda
-        elif published and method.uses_co_lambda and self.preset_lambda is not None:
+        elif published and "co_lambda" in method.options and self.preset_lambda is not None:
             settings["co_lambda"] = self.preset_lambda
         settings |= self.settings
         if not uses_forget_rate(self.method, settings.get("val_labels")):

@@ -76,7 +76,7 @@ def _whole_time(seconds: Sequence[float | None], at_a_time: int) -> str:
 
 
 def _row(cell: Cell, config: Config, done: str, epochs: int, epoch: float | None) -> tuple[str, ...]:
-    co_lambda = f"{config['co_lambda']:g}" if METHODS[cell.method].uses_co_lambda else NOT_AVAILABLE
+    co_lambda = f"{config['co_lambda']:g}" if "co_lambda" in METHODS[cell.method].options else NOT_AVAILABLE
     forget_rate = expected_forget_rate(config)
     rate = NOT_AVAILABLE if forget_rate is None else f"{forget_rate:.4g}"
     times = ("", "") if not epochs else (NOT_AVAILABLE, NOT_AVAILABLE)

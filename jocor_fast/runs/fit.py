@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import functools
 import os
 import zlib
 from collections.abc import Callable, Mapping, Sequence
@@ -21,7 +20,7 @@ from jocor_fast.engine.settings import TrainSettings
 from jocor_fast.engine.trainer import Trainer
 from jocor_fast.files.names import FIRST_STAGE
 from jocor_fast.machine import derived_seed, own_modes, resolve_device, seed_generators, seeded_generators
-from jocor_fast.methods import METHODS, FCorrection
+from jocor_fast.methods import METHODS
 from jocor_fast.runs.first_stage import first_stage_settings
 from jocor_fast.runs.session import EpochEvent, Run, Session
 
@@ -93,11 +92,11 @@ def fit(
     if resume and output is None:
         raise ValueError("resume needs the output folder of the run to go on with, got output=None")
     first_stage = None
-    if METHODS[settings.method] is FCorrection:
-        first_stage = functools.partial(
-            fit,
-            first_stage_settings(settings),
-            copy.deepcopy(networks) if isinstance(networks, (nn.Module, Sequence)) else networks,
+    if len(METHODS[settings.method].stages) > 1:
+        networks_of_first = copy.deepcopy(networks) if isinstance(networks, (nn.Module, Sequence)) else networks
+        first_stage = lambda method: fit(  # noqa: E731
+            first_stage_settings(settings, method),
+            networks_of_first,
             train,
             test=test,
             val=val,

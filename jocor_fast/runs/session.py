@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
+import numpy as np
 from torch import Tensor, nn
 
 from jocor_fast.engine.history import SampleStatistics
@@ -18,9 +19,8 @@ from jocor_fast.engine.trainer import Metrics, Trainer
 from jocor_fast.errors import RunError
 from jocor_fast.files.names import CHECKPOINT, CONFIG, SUMMARY, TRAINING_FILES, read_summary
 from jocor_fast.machine import describe_environment
-from jocor_fast.methods import FCorrection
 from jocor_fast.report.summary import best_by_validation, last_mean
-from jocor_fast.runs.first_stage import estimate_from_network
+from jocor_fast.runs.first_stage import predicted_probabilities
 from jocor_fast.runs.folder import RunFolder, check_free, plain
 from jocor_fast.runs.interrupt import EXIT_CODE, TerminationRequest
 from jocor_fast.schedules import trained_epochs
@@ -79,7 +79,7 @@ class Session:
     extra_summary: Mapping[str, Any]
     on_epoch: Callable[[EpochEvent], None] | None
     on_step: Callable[[int, int, int], None] | None
-    first_stage: Callable[[], Run] | None  # of F-correction: trains it, or takes it up where it was left
+    first_stage: Callable[[str], Run] | None  # by a method: trains it, or takes it up where it was left
     on_stage: Callable[[str], None]
     on_wait: Callable[[float], None] | None
 
@@ -90,7 +90,6 @@ class Session:
         self.bad_files_written = 0
         self.folder: RunFolder | None = None  # of the first process, once it is there
         self.request = SharedRequest(self.processes)
-        self.transition: Tensor | None = None  # what the first stage gives
         self.config = {
             **self.extra_config,
             "settings": {**self.settings.as_dict(), **self.extra_config.get("settings", {})},
@@ -120,7 +119,7 @@ class Session:
     def _to_the_end(self) -> Run:
         with TerminationRequest(enabled=self.output is not None) as termination:
             try:
-                fault = self._estimate_transition()
+                fault = self._prepare()
                 return self._train(termination) if fault is None else self._finish("diverged", fault)
             except KeyboardInterrupt:  # no safe point, but the last epoch's checkpoint is there
                 self._note_the_end()
@@ -173,27 +172,33 @@ class Session:
         if self.output is not None:
             self.processes.from_first(act)
 
-    def _estimate_transition(self) -> dict[str, Any] | None:
-        """Train the first stage, if the method has one, and give the method its result; or why the run has diverged."""
-        method = self.trainer.step.method
-        if self.first_stage is None or not isinstance(method, FCorrection):
-            return None
-        self.on_stage("first stage: Standard, for the transition matrix")
+    def _prepare(self) -> dict[str, Any] | None:
+        """Let the method get ready, by a first stage if it has one; or why the run has diverged."""
+        method, stages = self.trainer.step.method, self.trainer.step.method.stages
+        if len(stages) > 1:
+            self.on_stage(f"first stage: {stages[0]}")
         try:
-            first = self.first_stage()
+            method.prepare(self._first_stage)
+        except _StageDiverged as diverged:
+            return {**diverged.fault, "reason": f"in the first stage, {diverged.fault['reason']}"}
         except SystemExit:
             self._write_summary("interrupted")
             raise
-        fault = first.summary.get("diverged")
-        if fault is not None:
-            return {**fault, "reason": f"in the first stage, {fault['reason']}"}
-        trainer = self.trainer
-        self.transition = self.processes.from_first(
-            lambda: estimate_from_network(first.networks[0], trainer.source, trainer.device, trainer.own_rows)
-        )
-        method.set_transition(self.transition.to(self.trainer.device))
-        self.on_stage("second stage: F-correction")
+        if len(stages) > 1:
+            self.on_stage(f"second stage: {stages[1]}")
         return None
+
+    def _first_stage(self, method: str, estimate: Callable[[np.ndarray], Tensor]) -> Tensor:
+        assert self.first_stage is not None
+        first, trainer = self.first_stage(method), self.trainer
+        if "diverged" in first.summary:
+            raise _StageDiverged(first.summary["diverged"])
+        estimated = self.processes.from_first(
+            lambda: estimate(
+                predicted_probabilities(first.networks[0], trainer.source, trainer.device, trainer.own_rows)
+            )
+        )
+        return estimated.to(trainer.device)
 
     def _start(self, folder: RunFolder, *, over: bool) -> None:
         if not over:
@@ -334,9 +339,12 @@ class Session:
         }
         if fault is not None:
             summary["diverged"] = fault
-        if self.first_stage is not None:
-            summary["transition"] = None if self.transition is None else self.transition.tolist()
-        return summary
+        return summary | self.trainer.step.method.summary()
+
+
+class _StageDiverged(Exception):
+    def __init__(self, fault: dict[str, Any]) -> None:
+        self.fault = fault
 
 
 def _shapes(networks: Sequence[Mapping[str, Any]]) -> dict[str, tuple[int, ...]]:
