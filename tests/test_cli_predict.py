@@ -171,8 +171,8 @@ def test_networks_trained_on_arrays_of_colour_images_take_images_of_that_size(
     photos = [picture(number % 4, (12, 16), generator) for number in range(40)]
     pixels = np.stack([np.asarray(photo) for photo in photos])
     np.savez(tmp_path / "own.npz", x_train=pixels, y_train=np.arange(40) % 4, x_test=pixels[:4], y_test=np.arange(4))
-    data = [f"--dataset=npz:{tmp_path / 'own.npz'}", "--epochs=2", "--batch-size=8", f"--output={tmp_path / 'run'}"]
-    assert main(["train", *data, "--device=cpu"]) == 0
+    data = [f"--dataset=npz:{tmp_path / 'own.npz'}", "--epochs=2", "--batch-size=8"]
+    assert main(["train", *data, "--labels-are-clean", f"--output={tmp_path / 'run'}", "--device=cpu"]) == 0
     expected = predicted(capsys, tmp_path / "run", f"{tmp_path / 'own.npz'}:x_test")
     for number, photo in enumerate(photos[:4]):
         photo.save(tmp_path / f"{number}.png")

@@ -213,7 +213,7 @@ def test_an_output_that_is_a_file_is_refused_before_anything_is_estimated(
 
 
 def test_resume_without_a_run_starts_one(named_blobs: np.ndarray) -> None:
-    assert train("--dataset", "npz:blobs.npz", "--resume") == 0
+    assert train("--dataset", "npz:blobs.npz", "--labels-are-clean", "--resume") == 0
     assert len(content("metrics.jsonl")) == 2
 
 
@@ -227,7 +227,18 @@ def test_resume_without_a_run_starts_one(named_blobs: np.ndarray) -> None:
 def test_an_interrupted_run_says_how_to_go_on_and_does(
     signal_sent: int, code: int, sentence: str, named_blobs: np.ndarray
 ) -> None:
-    arguments = ["train", "--dataset", "npz:blobs.npz", "--batch-size", "8", "--epochs", "30", "--output", "run"]
+    arguments = [
+        "train",
+        "--dataset",
+        "npz:blobs.npz",
+        "--labels-are-clean",
+        "--batch-size",
+        "8",
+        "--epochs",
+        "30",
+        "--output",
+        "run",
+    ]
     with subprocess.Popen([*PROGRAM, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert any(line.startswith("epoch  2/30") for line in process.stdout)
@@ -243,7 +254,17 @@ def test_an_interrupted_run_says_how_to_go_on_and_does(
 
 
 def test_a_reader_that_leaves_ends_the_run_in_a_sentence(named_blobs: np.ndarray) -> None:
-    command = [*PROGRAM, "train", "--dataset", "npz:blobs.npz", "--epochs", "2000", "--output", "run"]
+    command = [
+        *PROGRAM,
+        "train",
+        "--dataset",
+        "npz:blobs.npz",
+        "--labels-are-clean",
+        "--epochs",
+        "2000",
+        "--output",
+        "run",
+    ]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stderr is not None
@@ -261,7 +282,7 @@ def test_a_gpu_without_our_kernels_is_refused_before_the_run(
 ) -> None:
     monkeypatch.setattr("jocor_fast.cli.train.resolve_device", lambda name: torch.device("cuda", 0))
     monkeypatch.setattr("jocor_fast.cli.train.build_info", lambda: {"reason": "no toolkit was found"})
-    assert train("--dataset", "npz:blobs.npz", "--method", method, "--device", "cuda") == 2
+    assert train("--dataset", "npz:blobs.npz", "--labels-are-clean", "--method", method, "--device", "cuda") == 2
     error = capsys.readouterr().err
     assert (
         error
@@ -277,7 +298,7 @@ def test_memory_that_runs_out_is_a_sentence(
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB. See documentation")
 
     monkeypatch.setattr("jocor_fast.cli.train.fit", fit)
-    assert train("--dataset", "npz:blobs.npz", "--device", "auto") == 1
+    assert train("--dataset", "npz:blobs.npz", "--labels-are-clean", "--device", "auto") == 1
     sentence = r"error: out of memory on (cpu|cuda:\d): a smaller --batch-size needs less\n$"
     assert re.search(sentence, capsys.readouterr().err)
 

@@ -20,6 +20,7 @@ FLAGS = [
     ("data_root", "/data", "/data", {}),
     ("labels", "noisy.npy", "noisy.npy", {}),
     ("clean_labels", "clean.npz:y", "clean.npz:y", {"labels": "noisy.npy"}),
+    ("labels_are_clean", True, True, {}),
     ("noise", "pairflip", "pairflip", {"noise_rate": "0.45"}),
     ("noise_rate", "0.2", 0.2, {}),
     ("noise_seed", "7", 7, {}),

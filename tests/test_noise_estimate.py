@@ -207,8 +207,8 @@ def test_a_warm_up_that_diverges_ends_in_a_sentence(tmp_path: Path, capsys: pyte
     ("flags", "sentence"),
     [
         (["--model=nosuch"], "--model must be mlp, cnn or a torchvision classifier such as resnet18, got 'nosuch'"),
-        (["--device=cuda:99"], "--device: 'cuda:99' "),
-        (["--augment=crop-flip"], "--augment: crop-flip needs images"),
+        (["--device=cuda:99"], "--device must be cpu where torch sees no GPU, got 'cuda:99'"),
+        (["--augment=crop-flip"], "--augment must be none for inputs that are no images"),
         (["--dataset=npz:one.npz"], "to estimate the noise takes two samples at least"),
     ],
 )

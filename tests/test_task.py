@@ -102,7 +102,7 @@ def test_a_start_of_the_decay_that_no_plan_heeds_is_warned_of() -> None:
 
 def test_flags_on_the_data_that_change_nothing_are_warned_of(tmp_path: Path) -> None:
     np.savez(tmp_path / "own.npz", x_train=np.zeros((9, 4), np.uint8), y_train=np.arange(9) % 3)
-    own = {"dataset": f"npz:{tmp_path / 'own.npz'}"}
+    own = {"dataset": f"npz:{tmp_path / 'own.npz'}", "forget_rate": "0"}
     noisy = {"noise_rate": "0.5"}
     for given, heeded, sentence in (
         ({"noise_seed": "1"}, noisy, "--noise-seed changes nothing: no noise is drawn"),
@@ -135,7 +135,11 @@ def test_floats_so_large_that_networks_learn_little_from_them_are_warned_of(tmp_
     }
     for name, (inputs, sentence) in said.items():
         np.savez(tmp_path / "set.npz", x_train=inputs, y_train=np.arange(12) % 3)
-        found = [line for line in warnings({"dataset": f"npz:{tmp_path}/set.npz"}) if "holds floats" in line]
+        found = [
+            line
+            for line in warnings({"dataset": f"npz:{tmp_path}/set.npz", "forget_rate": "0"})
+            if "holds floats" in line
+        ]
         assert len(found) == (sentence is not None), name
         assert sentence is None or re.search(sentence, found[0]), name
 
@@ -173,7 +177,7 @@ def test_data_with_a_validation_set_of_their_own(tmp_path: Path) -> None:
     arrays = {f"{part}_{name}": array for part in ("train", "val", "test") for name, array in
               (("images", images), ("labels", labels[:, None]))}  # fmt: skip
     np.savez(tmp_path / "medical.npz", **arrays)
-    dataset = {"dataset": f"npz:{tmp_path}/medical.npz"}
+    dataset = {"dataset": f"npz:{tmp_path}/medical.npz", "forget_rate": "0"}
     task = build_task(resolve(dataset))
     assert task.val is not None
     assert len(task.val.labels) == 12

@@ -37,7 +37,8 @@ train --forget-rate auto does the same before it trains."""
 
 MATRIX = "transition.npy"
 TAKEN = (
-    *("dataset", "data_root", "labels", "clean_labels", "noise", "noise_rate", "noise_seed", "noise_matrix"),
+    *("dataset", "data_root", "labels", "clean_labels", "labels_are_clean"),
+    *("noise", "noise_rate", "noise_seed", "noise_matrix"),
     *("model", "pretrained", "epochs", "batch_size", "lr", "optimizer", "weight_decay", "augment", "seed"),
     *("val_fraction", "val_labels", "image_size", "normalisation", "loader", "strict"),
     *("device", "precision", "no_graph", "output"),

@@ -118,7 +118,13 @@ _TABLE = (
     ),
     Option(
         "clean_labels", _DATA, "text", "FILE",
-        "the true labels that go with --labels, in the same forms; label precision is measured with them",
+        "the true labels, in the same forms; label precision is measured with them",
+    ),
+    Option(
+        "labels_are_clean", _DATA, "switch", "",
+        "the data set's own labels are the true ones, as those of the named benchmarks are; else the true labels are "
+        "unknown where no noise is added",
+        default=False,
     ),
     Option(
         "noise", _NOISE, "choice", "KIND", "kind of noise", choices=NOISE_KINDS,

@@ -21,7 +21,7 @@ import torch
 from jocor_fast.config.options import AUTO, OPTIONS, TRAINING_FIELDS, UNFLAGGED_DEFAULTS, Option
 from jocor_fast.config.presets import PRESETS, PUBLISHED_CO_LAMBDA, preset_co_lambda
 from jocor_fast.data.arrays import user_path
-from jocor_fast.data.catalogue import CSV_PREFIX, FOLDER_PREFIX, NPZ_PREFIX, holds_files
+from jocor_fast.data.catalogue import CSV_PREFIX, FOLDER_PREFIX, NPZ_PREFIX, has_clean_labels, holds_files
 from jocor_fast.data.images.clothing1m import CLOTHING1M
 from jocor_fast.engine.settings import TrainSettings
 from jocor_fast.errors import ConfigError, DataError, RunError, called
@@ -218,9 +218,15 @@ def _check_conflicts(config: Config) -> None:
             raise ConfigError(f"{config.label(name)} adds noise, and the labels of {CLOTHING1M} are noisy as they are")
     exclude("noise_matrix", "noise", "the matrix is the noise")
     exclude("noise_matrix", "noise_rate", "the matrix holds the rates")
-    for name, needed in (("clean_labels", "labels"), ("val_labels", "val_fraction")):
-        if config.given(name) and not config.given(needed):
-            raise ConfigError(f"{config.label(name)} needs {OPTIONS[needed].flag}")
+    for name in NOISE_OPTIONS:
+        exclude("clean_labels", name, "noise is drawn on labels that count as clean")
+    exclude("clean_labels", "labels_are_clean", "both say which labels are the true ones")
+    if config.given("clean_labels") and not config.given("labels") and has_clean_labels(config["dataset"]):
+        raise ConfigError(f"{config.label('clean_labels')} needs --labels: the labels of {config['dataset']} are clean")
+    if config["labels_are_clean"] and config["dataset"] == CLOTHING1M:
+        raise ConfigError(f"{config.label('labels_are_clean')} cannot hold for {CLOTHING1M}, whose labels are noisy")
+    if config.given("val_labels") and not config.given("val_fraction"):
+        raise ConfigError(f"{config.label('val_labels')} needs --val-fraction")
     for name in FILE_OPTIONS:
         if config.given(name) and not holds_files(config["dataset"]):
             raise ConfigError(f"{config.label(name)} is for image files, and {config['dataset']} lies in memory")

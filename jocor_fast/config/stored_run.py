@@ -55,7 +55,8 @@ def task_of_run(
         flags.update({name: _found(name, flags[name], config[FOLDER]) for name in PATHS if name in flags})
     if data_root is not None:
         flags["data_root"] = data_root
-    return build_task(resolve(flags), announce)
+    switches = {"labels_are_clean": True} if settings.get("labels_are_clean") else {}
+    return build_task(resolve({**flags, **switches}), announce)
 
 
 def is_relative(name: str, value: str | None) -> bool:

@@ -16,7 +16,7 @@ from torch import nn
 
 from jocor_fast.config.options import AUTO
 from jocor_fast.config.resolve import Config
-from jocor_fast.data.catalogue import load_dataset
+from jocor_fast.data.catalogue import has_clean_labels, load_dataset
 from jocor_fast.data.dataset import Dataset
 from jocor_fast.data.images.bad_files import BadFiles
 from jocor_fast.data.images.image_set import ImageDataset, ImageList
@@ -118,7 +118,7 @@ def build_task(config: Config, announce: Callable[[str], None] | None = None) ->
         test=None if config["no_test"] else _eval_data(parts.test, parts.scale),
         val=_validation(config, parts, labels, held_out),
         build_network=lambda: build_model(config["model"], parts.sample_shape, dataset.num_classes, weights=weights),
-        nominal_noise_rate=config["noise_rate"],
+        nominal_noise_rate=None if labels.clean is None else config["noise_rate"],
         expected_noise_rate=labels.expected_rate,
         realised_noise_rate=realised,
         given_labels=labels.noisy,
@@ -174,22 +174,39 @@ def _image_parts(config: Config, dataset: ImageDataset) -> _Parts:
 
 
 def _noisy_labels(config: Config, dataset: Dataset | ImageDataset) -> _NoisyLabels:
-    clean, num_classes = dataset.train_labels, dataset.num_classes
-    if isinstance(dataset, ImageDataset) and dataset.train.clean_labels is not None:
-        clean = dataset.train.clean_labels
-    if config["labels"] is not None:
-        table, clean_spec = dataset.label_table, config["clean_labels"]
+    """The labels to train on, and the true ones where they are known.
+
+    What a user's own data are labelled is only what was given. The truth are the labels of a named benchmark, those
+    that the user calls clean, or those that noise is drawn on.
+    """
+    own, num_classes, table = dataset.train_labels, dataset.num_classes, dataset.label_table
+    column = dataset.train.clean_labels if isinstance(dataset, ImageDataset) else None
+    if column is not None and (config["labels_are_clean"] or config["clean_labels"] is not None):
+        name = "labels_are_clean" if config["labels_are_clean"] else "clean_labels"
+        raise ConfigError(f"{config.label(name)} and the clean labels of {dataset.name} exclude each other")
+    own_are_clean = config["labels_are_clean"] or has_clean_labels(config["dataset"])
+    if config["labels"] is not None or config["clean_labels"] is not None:
         with config.naming("labels", "clean_labels"):
-            labels = read_labels(config["labels"], clean, num_classes, clean_spec=clean_spec, label_table=table)
-        return _NoisyLabels(labels.noisy, labels.clean, None)
+            labels = read_labels(
+                config["labels"],
+                own if column is None else column,
+                num_classes,
+                clean_spec=config["clean_labels"],
+                label_table=table,
+                own_are_clean=own_are_clean or column is not None,
+            )
+        clean = own if labels.clean is None and config["labels_are_clean"] else labels.clean
+        return _NoisyLabels(labels.noisy, clean, None)
     if config["noise_matrix"] is not None:
         transition = read_transition(config["noise_matrix"], num_classes)
-    elif isinstance(dataset, ImageDataset) and config["noise"] is None:
-        reason = "the share of wrong labels among the clean training images that have a noisy label too"
-        return _NoisyLabels(dataset.train_labels, dataset.train.clean_labels, dataset.noise_estimate, reason)
+    elif config["noise"] is None or (config["noise"] == "clean" and not own_are_clean):
+        clean = own if own_are_clean else column
+        estimate = dataset.noise_estimate if isinstance(dataset, ImageDataset) else None
+        return _NoisyLabels(own, clean, estimate, "the share of wrong labels among the images with a clean label too")
     else:
         with config.naming(kind="noise", rate="noise_rate"):
             transition = transition_matrix(config["noise"], num_classes, config["noise_rate"], dataset.name)
+    clean = own if column is None else column
     with config.naming(seed="noise_seed"):
         noisy = corrupt(clean, transition, seed=config["noise_seed"])
     return _NoisyLabels(noisy, clean, expected_rate(transition, clean))
@@ -249,5 +266,5 @@ def _decide_forget_rate(config: Config, labels: _NoisyLabels, realised: float | 
         where = "with " + config.label("labels") if config["labels"] is not None else f"for {config['dataset']}"
         raise ConfigError(
             f"--forget-rate is required {where} where the clean labels are unknown: the share of wrong labels that you "
-            "expect, in [0, 1), or auto to have it estimated first"
+            "expect, in [0, 1), or auto to have it estimated first; --labels-are-clean says that none is wrong"
         )

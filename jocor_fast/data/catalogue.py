@@ -94,6 +94,11 @@ def holds_files(name: str) -> bool:
     return name == CLOTHING1M or name.startswith((FOLDER_PREFIX, CSV_PREFIX))
 
 
+def has_clean_labels(name: str) -> bool:
+    """Whether the labels of a data set of this name count as right: those of the benchmarks, not a user's own."""
+    return name in DATASETS and name != CLOTHING1M
+
+
 def has_a_place(name: str) -> bool:
     """Whether a data set of this name says by itself where it lies, so that no folder of data sets is searched."""
     return name == "digits" or name.startswith((NPZ_PREFIX, FOLDER_PREFIX, CSV_PREFIX))

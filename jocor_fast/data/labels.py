@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from jocor_fast.data.columns import read_table
 from jocor_fast.errors import ArgumentValueError, DataError
 
 _FORMS = "FILE.npy, FILE.npz:KEY, FILE.pt:KEY or FILE.csv"
+_FEWEST_TO_JUDGE = 100  # labels, to tell an order that is chance's
 _MOST_MISMATCHES_PER_1000 = 1  # a clean label that differs from the data set's own in more rows is of another order
 
 
@@ -42,12 +44,13 @@ class _Column:
 
 
 def read_labels(
-    spec: str,
+    spec: str | None,
     dataset_labels: np.ndarray,
     num_classes: int,
     *,
     clean_spec: str | None = None,
     label_table: Sequence[str] | None = None,
+    own_are_clean: bool = True,
 ) -> Labels:
     """Read the labels to train on, and the clean ones if they are there.
 
@@ -55,10 +58,13 @@ def read_labels(
     other forms hold an array [N] or [N, 1] in data-set order.
 
     Args:
-        spec: FILE.npy, FILE.npz:KEY, FILE.pt:KEY or FILE.csv.
-        dataset_labels: int64 [N], the data set's own labels; clean labels must equal them in 99.9 % of the rows.
+        spec: FILE.npy, FILE.npz:KEY, FILE.pt:KEY or FILE.csv; None: train on the data set's own labels.
+        dataset_labels: int64 [N], the data set's own labels.
         clean_spec: a file of clean labels, in the same forms (of a .csv its clean column, else its label column).
         label_table: the data set's `label_table`: where there is one, the files hold the original labels.
+
+        own_are_clean: whether the data set's own labels count as right: clean labels must then equal them in 99.9 % of
+            the rows, else agree with them more often than by chance.
 
     Raises:
         TypeError: a spec is not a str or a path.
@@ -66,16 +72,18 @@ def read_labels(
             sources of clean labels.
     """
     count, errors = len(dataset_labels), _decoding_errors(label_table)
-    noisy, clean = _read_columns("labels", spec, count, errors)
+    noisy, clean = (None, None) if spec is None else _read_columns("labels", spec, count, errors)
     if clean_spec is not None:
         if clean is not None:
             raise DataError(f"{spec} has a clean column already, so that clean labels from {clean_spec} are too many")
         label_column, clean_column = _read_columns("clean_labels", clean_spec, count, errors)
         clean = clean_column or label_column
-    if clean is None:
-        return Labels(_as_numbers(noisy, dataset_labels, num_classes, label_table))
-    clean_numbers = _as_numbers(clean, dataset_labels, num_classes, label_table)
-    _check_order(clean_numbers, dataset_labels, clean.source)
+    clean_numbers = None
+    if clean is not None:
+        clean_numbers = _as_numbers(clean, dataset_labels, num_classes, label_table)
+        _check_order(clean_numbers, dataset_labels, clean.source, own_are_clean)
+    if noisy is None:
+        return Labels(dataset_labels, clean_numbers)
     return Labels(_as_numbers(noisy, dataset_labels, num_classes, label_table), clean_numbers)
 
 
@@ -119,13 +127,18 @@ def _number(text: str) -> float | None:
         return None
 
 
-def _check_order(clean: np.ndarray, dataset_labels: np.ndarray, source: str) -> None:
-    mismatches = int((clean != dataset_labels).sum())
-    if 1000 * mismatches > _MOST_MISMATCHES_PER_1000 * len(clean):
-        raise DataError(
-            f"{source}: its clean labels differ from the data set's own in {mismatches} of {len(clean)} rows, more "
-            "than 0.1 %, so that they seem to be in another order"
-        )
+def _check_order(clean: np.ndarray, dataset_labels: np.ndarray, source: str, own_are_clean: bool) -> None:
+    mismatches, count = int((clean != dataset_labels).sum()), len(clean)
+    differ = f"{source}: its clean labels differ from the data set's own in {mismatches} of {count} rows"
+    if own_are_clean:
+        if 1000 * mismatches > _MOST_MISMATCHES_PER_1000 * count:
+            raise DataError(f"{differ}, more than 0.1 %: they seem to be in another order")
+        return
+    frequencies = [np.bincount(labels, minlength=int(clean.max()) + 1) / count for labels in (clean, dataset_labels)]
+    by_chance = float(sum(first * second for first, second in zip(*frequencies, strict=False)))
+    strays = 3 * math.sqrt(by_chance * (1 - by_chance) / count)
+    if count >= _FEWEST_TO_JUDGE and by_chance < 1 and 1 - mismatches / count <= by_chance + strays:
+        raise DataError(f"{differ}, as many as by chance: they seem to be in another order")
 
 
 def _decoding_errors(label_table: Sequence[str] | None) -> str:

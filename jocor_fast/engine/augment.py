@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from jocor_fast.engine.processes import ALONE, Processes
+from jocor_fast.errors import ArgumentValueError
 
 PADDING = 4
 
@@ -14,9 +15,10 @@ PADDING = 4
 def check_images(inputs: Tensor) -> None:
     """ValueError where the inputs [N, ...] of a run are no images."""
     if inputs.dim() not in (3, 4):
-        raise ValueError(
-            "augment: crop-flip needs images [N, H, W] or [N, channels, H, W], "
-            f"got inputs of shape [{', '.join(['N', *map(str, inputs.shape[1:])])}]"
+        shape = ", ".join(["N", *map(str, inputs.shape[1:])])
+        raise ArgumentValueError(
+            "augment",
+            f"must be none for inputs that are no images [N, H, W] or [N, channels, H, W], got crop-flip and [{shape}]",
         )
 
 
