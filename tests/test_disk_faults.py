@@ -309,7 +309,16 @@ def test_what_a_crash_leaves_at_the_end_of_metrics_is_not_read(tail: bytes, tmp_
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 def test_a_log_on_a_full_disk_is_an_error_and_not_a_crash(unbuffered: str, named_blobs: np.ndarray) -> None:
-    command = [sys.executable, "-m", "jocor_fast", "train", "--dataset", "npz:blobs.npz", "--epochs", "1"]
+    command = [
+        sys.executable,
+        "-m",
+        "jocor_fast",
+        "train",
+        "--dataset",
+        "npz:blobs.npz",
+        "--labels-are-clean",
+        "--epochs=1",
+    ]
     with open("/dev/full", "w") as log:
         environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
         child = subprocess.run(command, stdout=log, stderr=subprocess.PIPE, text=True, check=False, env=environment)

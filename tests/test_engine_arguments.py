@@ -103,7 +103,7 @@ def test_data_that_do_not_go_with_the_networks_are_named_before_anything_is_writ
         ({"networks": nn.Flatten}, "networks have no parameter that requires a gradient"),
         (
             {"settings": settings(augment="crop-flip")},
-            r"augment: crop-flip needs images .* got inputs of shape \[N, 6\]",
+            r"augment must be none for inputs that are no images .* got crop-flip and \[N, 6\]",
         ),
         ({"resume": True, "output": None}, "resume needs the output folder"),
     ):
