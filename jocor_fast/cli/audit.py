@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -21,12 +20,14 @@ from jocor_fast.data.dataset import Dataset
 from jocor_fast.data.images.image_set import ImageDataset, ImageList
 from jocor_fast.data.images.thumbnails import data_uri, file_uri, image_file_uri, is_image
 from jocor_fast.diagnosis.audit_page import audit_page
+from jocor_fast.diagnosis.doubts import HeldOut, doubts
 from jocor_fast.diagnosis.wrong_labels import Audit, audit_history
 from jocor_fast.errors import ConfigError, RunError
 from jocor_fast.files.names import AUDIT, NOISE_MATRIX, TRAINING_FILES, read_metrics
-from jocor_fast.files.whole_file import write_json, write_text
+from jocor_fast.files.whole_file import write_array, write_json, write_text
+from jocor_fast.report.metrics import TEST, VALIDATION
 from jocor_fast.report.noise_matrix import draw_noise_matrices
-from jocor_fast.report.screen import counted, say, say_subjects, warn
+from jocor_fast.report.screen import phase, say, say_subjects, warn
 from jocor_fast.report.tables import csv_text, percent
 from jocor_fast.runs.folder import history_in, read_whole_checkpoint
 
@@ -45,13 +46,9 @@ where there are test data, or the run held some out (--val-fraction), networks
 that do no better on those than chance are warned of, and those whose errors on
 test data explain most of what was found."""
 
-LIST, PAGE, CORRECTED = "suspicious.csv", "audit.html", "corrected.csv"
+LIST, PAGE, CORRECTED, MATRIX = "suspicious.csv", "audit.html", "corrected.csv", "noise-matrix.npy"
 MOST_IMAGES = 1000
-# On MNIST the F1 score of what is found still grows from epoch 20 (.90 to .98) to epoch 40 (.91 to .985).
-FEW_STEPS = 10
-FEW_ERRORS = 0.25
-LEAST_OF_A_CLASS = 0.1
-CLASSES_NAMED = 5
+MOST_CLASSES_IN_JSON = 100  # the matrix of more is a file of its own: of 2,000 it would be 43 MB of text
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -73,106 +70,20 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     most = parse_count("--images", arguments.images, MOST_IMAGES, least=0)
     folder = Path(arguments.runs[0])
     output = folder / "audit" if arguments.output is None else user_path(arguments.output)
-    audited = AuditedRun.of(folder, arguments.data_root, console)
+    with phase(console, "reading the run and its data"):
+        audited = AuditedRun.of(folder, arguments.data_root, console)
     output.mkdir(parents=True, exist_ok=True)
     files = {"picture": NOISE_MATRIX, "list": LIST, "report": AUDIT, "page": PAGE}
-    audited.draw_matrix(output / NOISE_MATRIX)
-    write_text(output / LIST, audited.list_text())
-    write_json(output / AUDIT, audited.report())
-    write_text(output / PAGE, audited.page_text(output / NOISE_MATRIX, most))
-    if arguments.apply:
-        files["corrected"] = CORRECTED
-        write_text(output / CORRECTED, audited.corrected_text())
-    metrics = read_metrics(folder)
-    reservation = _reservation(audited.found) or _by_heart(audited, metrics) or _own_errors(audited, metrics)
-    for sentence in (reservation, _classes_given_up(audited)):
-        if sentence is not None:
-            warn(f"{folder} {sentence}")
+    files |= {"matrix": MATRIX} if audited.is_large else {}
+    files |= {"corrected": CORRECTED} if arguments.apply else {}
+    with phase(console, "writing", "files") as update:
+        for number, name in enumerate(files.values()):
+            update(number, len(files))
+            audited.write(output / name, most)
+    for sentence in doubts(audited.found, audited.held_out(read_metrics(folder)), audited.names):
+        warn(f"{folder} {sentence}")
     _say(console, audited, output, files)
     return 0
-
-
-def _reservation(found: Audit) -> str | None:
-    """Why not to believe what was found, None where nothing speaks against it."""
-    seen = int(np.median(found.seen))
-    if seen < FEW_STEPS:
-        return f"has seen each sample {counted(seen, 'time')} only: not much to judge by"
-    agreement = float(np.mean(found.prediction == found.given))
-    by_chance = float(np.bincount(found.given).max()) / len(found.given)
-    if agreement <= _upper_bound(by_chance, len(found.given)):
-        return (
-            f"has networks that predict {percent(agreement)} % of the labels, where always the most frequent one would "
-            f"be {percent(by_chance)} %: they have learnt nothing to judge by"
-        )
-    return None
-
-
-def _by_heart(audited: AuditedRun, metrics: Sequence[Mapping[str, Any]]) -> str | None:
-    """Why not to believe networks that know the labels which they were trained on and no others.
-
-    Of pure noise, JoCoR keeps the labels that its networks happen to agree with, and then learns these. Its history
-    looks like that of a good run at a high rate of noise: digits with random labels and with 80 % noise are told apart
-    by the accuracy on other samples, .07 to .13 and .30 to .42, and by nothing in the history.
-    """
-    if audited.task is None or not metrics:
-        return None
-    parts = {"test": audited.task.test, "val": audited.task.val}
-    measured = [
-        part for part, data in parts.items() if data is not None and metrics[-1][f"{part}_accuracy"] is not None
-    ]
-    data = parts[measured[0]] if measured else None
-    if data is None or data.keep_rate < 1:
-        return None
-    accuracy, count = float(metrics[-1][f"{measured[0]}_accuracy"]), len(data.labels)
-    by_chance = int(data.labels.bincount().max()) / count
-    agreement = float(np.mean(audited.found.prediction == audited.found.given))
-    # The second condition: where so few samples were held out that chance decides, nothing is claimed.
-    if accuracy > _upper_bound(by_chance, count) or agreement <= _upper_bound(accuracy, count):
-        return None
-    return (
-        f"has networks that predict {percent(agreement)} % of the labels that they were trained on, but "
-        f"{percent(accuracy)} % of the {'test' if data is parts['test'] else 'held-out'} labels, where always the most "
-        f"frequent one would be {percent(by_chance)} %: what they have learnt, they have learnt by heart, and the list "
-        "is no better than chance"
-    )
-
-
-def _own_errors(audited: AuditedRun, metrics: Sequence[Mapping[str, Any]]) -> str | None:
-    """Why not to believe networks that contradict labels of test data, which count as right, nearly as often.
-
-    Of the share r of wrong labels and of those right ones on which the networks err, as on a share e of the test data,
-    r + (1 - r) e are contradicted. Nothing is said where they err rarely, or most of what was found is beyond that.
-    """
-    if audited.task is None or audited.task.test is None or not metrics or metrics[-1]["test_accuracy"] is None:
-        return None
-    errors, share = 1 - float(metrics[-1]["test_accuracy"]), audited.found.share
-    explained = max(0.0, (share - errors) / (1 - errors)) if errors < 1 else 0.0
-    if errors <= FEW_ERRORS or explained >= share / 2:
-        return None
-    return (
-        f"has networks that err on {percent(errors)} % of the test samples: if they do on the training samples too, "
-        f"as few as {percent(explained)} % of the labels may be wrong, not {percent(share)} %"
-    )
-
-
-def _classes_given_up(audited: AuditedRun) -> str | None:
-    """Which classes not to believe it of: those of which hardly a label would remain, or come from others."""
-    found, classes = audited.found, len(audited.names)
-    given, suggested = (np.bincount(labels, minlength=classes) for labels in (found.given, found.suggested))
-    given_up = [audited.names[number] for number in np.flatnonzero(suggested < LEAST_OF_A_CLASS * given).tolist()]
-    if not given_up:
-        return None
-    more = len(given_up) - CLASSES_NAMED
-    named = ", ".join(given_up[:CLASSES_NAMED]) + f" and {more} more" * (more > 0)
-    return (
-        f"would label hardly any sample {named}, as where networks have not learnt a class, being rare or "
-        "under too many wrong labels: look at what is labelled so before that is replaced"
-    )
-
-
-def _upper_bound(share: float, count: int) -> float:
-    """Three standard deviations above the share of `count` samples."""
-    return share + 3 * math.sqrt(share * (1 - share) / count)
 
 
 @dataclass(frozen=True)
@@ -221,10 +132,39 @@ class AuditedRun:
         """The labels of the whole training set, held-out samples included."""
         return self.found.given if self.task is None else self.task.given_labels
 
+    def held_out(self, metrics: Sequence[Mapping[str, Any]]) -> HeldOut | None:
+        """Return what the run measured on test data, else on held-out samples; None where it did on neither."""
+        if self.task is None or not metrics:
+            return None
+        for name, data, field in (("test", self.task.test, TEST), ("held-out", self.task.val, VALIDATION)):
+            if data is not None and metrics[-1][field] is not None:
+                # Of a part that was chosen by its loss, the accuracy says nothing.
+                return HeldOut(name, metrics[-1][field], data.labels.numpy()) if data.keep_rate == 1 else None
+        return None
+
+    @property
+    def is_large(self) -> bool:
+        """Whether the noise matrix is a file of its own."""
+        return len(self.names) > MOST_CLASSES_IN_JSON
+
+    def write(self, path: Path, most: int) -> None:
+        """Write the file of that name; the page, the last, shows the picture and `most` samples."""
+        if path.name == NOISE_MATRIX:
+            draw_noise_matrices({f"{self.title}, estimated": self.found.noise_matrix}, path, self.names)
+        elif path.name == MATRIX:
+            write_array(path, self.found.noise_matrix)
+        elif path.name == AUDIT:
+            write_json(path, self.report())
+        else:
+            texts = {LIST: self.list_text, CORRECTED: self.corrected_text}
+            text = texts[path.name]() if path.name in texts else self.page_text(path.with_name(NOISE_MATRIX), most)
+            write_text(path, text)
+
     def list_text(self) -> str:
+        """Return suspicious.csv."""
         predictions = [f"prediction_{number}" for number in range(1, 1 + len(self.found.prediction))]
-        columns = ("id", "path", "given", "suggested", "score", *predictions, "times_selected", "times_seen")
-        return csv_text(columns, list(self._rows(predictions)))
+        columns = ("id", "path", "given", "suggested", "score", "wrong", *predictions, "times_selected", "times_seen")
+        return csv_text(columns, self._rows(predictions))
 
     def _rows(self, predictions: Sequence[str]) -> Iterator[dict[str, Any]]:
         found, labels, ids, files = self.found, self.labels, self.ids, self._files()
@@ -236,6 +176,7 @@ class AuditedRun:
                 "given": labels[found.given[row]],
                 "suggested": labels[found.suggested[row]],
                 "score": float(scores[row]),
+                "wrong": str(bool(found.wrong[row])).lower(),
                 **{
                     name: labels[predicted[row]] if predicted[row] >= 0 else None
                     for name, predicted in zip(predictions, found.prediction, strict=True)
@@ -245,7 +186,7 @@ class AuditedRun:
             }
 
     def report(self) -> dict[str, Any]:
-        """The content of audit.json."""
+        """Return the content of audit.json."""
         found = self.found
         return {
             "data": self.title,
@@ -254,21 +195,21 @@ class AuditedRun:
             "share": found.share,
             "share_range": list(found.share_range),
             "classes": list(self.names),
-            "noise_matrix": found.noise_matrix.tolist(),
+            "noise_matrix": None if self.is_large else found.noise_matrix.tolist(),
+            **({"noise_matrix_file": MATRIX} if self.is_large else {}),
         }
 
     def corrected_text(self) -> str:
-        """The labels of the whole training set with the suggestions in their places."""
-        corrected = self.given_labels.copy()
+        """Return the labels of the whole training set with the suggestions in their places, and their files."""
+        corrected, files = self.given_labels.copy(), self._files()
         corrected[self.ids] = self.found.suggested
         rows = [{"id": number, "label": self.labels[label]} for number, label in enumerate(corrected.tolist())]
-        return csv_text(("id", "label"), rows)
-
-    def draw_matrix(self, path: Path) -> None:
-        draw_noise_matrices({f"{self.title}, estimated": self.found.noise_matrix}, path, self.names)
+        if files is None:
+            return csv_text(("id", "label"), rows)
+        return csv_text(("id", "label", "path"), [{**row, "path": files.paths[row["id"]]} for row in rows])
 
     def page_text(self, matrix: Path, most: int) -> str:
-        """The page, with the picture of the matrix in it."""
+        """Return the page, with the picture of the matrix in it."""
         files = self._files()
         return audit_page(
             self.found,
@@ -289,7 +230,7 @@ class AuditedRun:
         return dataset.train if isinstance(dataset, ImageDataset) else None
 
     def _picture(self) -> Callable[[int], str | None] | None:
-        """How to show a sample; None where samples are no images."""
+        """Return how to show a sample; None where samples are no images."""
         files = self._files()
         if files is not None:
             return lambda number: image_file_uri(files.folder / files.paths[number])

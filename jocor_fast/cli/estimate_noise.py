@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import io
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 from rich.console import Console
 
 from jocor_fast.cli.flags import declare
@@ -18,7 +16,7 @@ from jocor_fast.config.task import build_task
 from jocor_fast.diagnosis.noise_estimate import estimate_noise
 from jocor_fast.errors import ConfigError
 from jocor_fast.files.names import NOISE_ESTIMATE, NOISE_MATRIX
-from jocor_fast.files.whole_file import check_writable, write_bytes, write_json
+from jocor_fast.files.whole_file import check_writable, write_array, write_json
 from jocor_fast.report.noise_matrix import draw_noise_matrices
 from jocor_fast.report.screen import phase, say, say_subjects
 from jocor_fast.report.tables import percent
@@ -74,9 +72,7 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
         found = estimate_noise(config, task, epochs=epochs, on_epoch=on_epoch)
     output.mkdir(parents=True, exist_ok=True)
     write_json(output / NOISE_ESTIMATE, found.as_dict())
-    buffer = io.BytesIO()
-    np.save(buffer, found.transition)
-    write_bytes(output / MATRIX, buffer.getvalue())
+    write_array(output / MATRIX, found.transition)
     draw_noise_matrices(
         {f"{task.dataset.name}, estimated": found.transition}, output / NOISE_MATRIX, task.dataset.class_names
     )

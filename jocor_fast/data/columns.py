@@ -65,7 +65,8 @@ def read_table(
         if len(places) > 1:
             candidates = " and ".join(repr(header[place]) for place in places)
             raise DataError(f"{path}, line {line}: {candidates} could both be the column {name}; rename all but one")
-    _warn_of_others(path, header, {places[0] for places in found.values()})
+    known = NAMES["path"] if index else ()  # where rows go by number, files' names are for people
+    _warn_of_others(path, header, {places[0] for places in found.values()}, known)
     rows = _rows(path, delimiter, errors, strict=True)
     next(rows)
     for line, cells in rows:
@@ -83,9 +84,9 @@ def _columns(header: Sequence[str], wanted: Sequence[str], index: str) -> dict[s
     return {name: places for name, places in found.items() if places}
 
 
-def _warn_of_others(path: Path, header: Sequence[str], used: Collection[int]) -> None:
+def _warn_of_others(path: Path, header: Sequence[str], used: Collection[int], known: Collection[str]) -> None:
     names = enumerate(cell.strip() for cell in header)
-    others = [name for place, name in names if place not in used and name.casefold() not in _INDEX]
+    others = [name for place, name in names if place not in used and name.casefold() not in (*_INDEX, *known)]
     if others:
         warnings.warn(f"{path}: columns that are not read: {', '.join(others)}", stacklevel=2)
 

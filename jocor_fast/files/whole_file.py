@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import functools
+import io
 import json
 import math
 import os
@@ -14,6 +15,8 @@ import socket
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 PARTIAL = ".partial"  # suffix of a file while it is written
 # The temporary name of `write_bytes`: the writer's host and process. It is short, as the file's own name may have the
@@ -59,6 +62,13 @@ def check_writable(folder: Path) -> None:
 def write_text(path: Path, text: str) -> None:
     """Write text in UTF-8; file names keep their bytes on disk."""
     write_bytes(path, text.encode(errors="surrogateescape"))
+
+
+def write_array(path: Path, array: np.ndarray) -> None:
+    """Write a .npy file."""
+    buffer = io.BytesIO()
+    np.save(buffer, array)
+    write_bytes(path, buffer.getvalue())
 
 
 def write_bytes(path: Path, data: bytes) -> None:

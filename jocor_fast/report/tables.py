@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -85,7 +85,7 @@ class TextTable:
         return Group(*above, table, *below)
 
 
-def csv_text(columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> str:
+def csv_text(columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> str:
     """CSV with a heading line; None becomes an empty field, floats keep every digit."""
     buffer = io.StringIO()
     # What may end a line is quoted only where it does in this file, and readers take \r for an end too.
