@@ -25,7 +25,7 @@ help:
 	@echo "make docs     the API's pages from its docstrings, which are checked first: build/docs/index.html"
 	@echo "make bench    loss and training step by pytest-benchmark, on a GPU if any: benchmarks/results/bench_loss.json, .md, .png"
 	@echo "              and bench_step.md"
-	@echo "make compare  the loss against its contenders, interleaved: benchmarks/results/loss_cpu.json and .md, or loss_gpu"
+	@echo "make compare  the loss against its contenders, each at its best setting: benchmarks/results/loss_cpu.json and .md"
 	@echo "make gpu      proves and measures on a GPU, offline, with $(PYTHON): six minutes; PARTS=bench-full for others"
 	@echo "make lint     formatting, lint and types; make format repairs the formatting"
 	@echo "make clean    removes .venv and what was built"

@@ -14,7 +14,6 @@ import pytest
 import torch
 
 from cases import OURS
-from compare import THREADS
 from plot import draw_figures
 from record import described, device, machine, versions
 from steps import Figures
@@ -22,7 +21,7 @@ from steps import table as steps_table
 from tables import markdown_table, microseconds
 from timing import copy_bytes_per_second
 
-torch.set_num_threads(THREADS)
+torch.set_num_threads(2)
 
 
 def pytest_benchmark_generate_machine_info() -> dict[str, Any]:

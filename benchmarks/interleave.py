@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -20,8 +20,7 @@ from timing import Clock, Sample
 MIN_ROUNDS = 15
 
 
-@dataclass(frozen=True)
-class Quartiles:
+class Quartiles(NamedTuple):
     """Seconds a step."""
 
     quartile_1: float

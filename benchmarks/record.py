@@ -46,9 +46,9 @@ def versions() -> dict[str, Any]:
     }
 
 
-def described() -> str:
-    """Machine and versions in one line, for the foot of a table."""
-    facts = {**machine(), **versions()}
+def described(*without: str) -> str:
+    """Return machine and versions in one line, for the foot of a table."""
+    facts = {name: value for name, value in {**machine(), **versions()}.items() if name not in without}
     return ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in facts.items())
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import os
 import sys
 import time
 from pathlib import Path
@@ -15,8 +16,9 @@ import torch
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
+import compare  # noqa: E402
 import plot  # noqa: E402
-from cases import ARGSORT, EAGER, KERNELS_ALONE, OURS, PUBLISHED, TOPK, Case, Shape, cases_of  # noqa: E402
+from cases import ARGSORT, COMPILED, EAGER, KERNELS_ALONE, OURS, PUBLISHED, TOPK, Case, Shape, cases_of  # noqa: E402
 from contenders import Result, assert_agrees, contenders_of, expected_result, in_graph  # noqa: E402
 from inputs import make_inputs, number_to_keep  # noqa: E402
 from interleave import measure  # noqa: E402
@@ -111,6 +113,46 @@ def test_a_measured_case_becomes_lines_of_a_csv_and_a_picture(tmp_path: Path) ->
     others = [{**row, "work": "forward"} for row in rows]
     plot.draw_figures(others, tmp_path / "empty.png", "a machine")  # by a filter of pytest's, nothing that it shows
     assert not (tmp_path / "empty.png").exists()
+
+
+def test_a_contender_measures_in_a_process_of_its_own_that_is_stopped_between_its_turns(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(compare, "TURN_SECONDS", 0.0)
+    monkeypatch.setattr(compare, "SETTINGS", compare.SETTINGS[:1])
+    with compare.started({}, (OURS,)) as (contender,):
+        assert len(contender.measure("16x3")) > 1
+        assert os.WIFSTOPPED(os.waitpid(contender.process.pid, os.WUNTRACED)[1])
+        contender.process.kill()
+        with pytest.raises(RuntimeError, match="jocor_fast, 1 thread: its process has ended with -9"):
+            contender.measure("16x3")
+
+
+def test_each_contender_counts_with_its_fastest_setting_and_the_readmes_say_so(tmp_path: Path) -> None:
+    one, _, spinning = compare.SETTINGS
+    slow, fast = {"8x2": [3e-4] * 3}, {"8x2": [1e-4] * 3}
+    times = [(OURS, one, fast), (OURS, spinning, slow), (EAGER, one, {"8x2": [9e-4] * 3}), (EAGER, spinning, slow),
+             (COMPILED, one, slow), (PUBLISHED, one, slow)]  # fmt: skip
+    figures = compare.figures_of([compare.Contender(*who, MagicMock(), taken) for *who, taken in times], "8x2")
+    assert (figures[OURS]["setting"], figures[EAGER]["setting"]) == ("1 thread", "2 threads, active")
+    assert figures[EAGER]["over_ours"] == pytest.approx(3.0)
+    assert figures[EAGER]["settings"]["1 thread"]["median"] == 9e-4
+    document = {"allocators": {"as it comes": {"environment": {}, "seconds": {"8x2": figures}}}}
+    assert "| 8x2 | 100 (100–100), 1.0×, 1 thread | 300 (300–300), 3.0×, 2 threads, active |" in compare.table(
+        document["allocators"]
+    )
+    results = tmp_path / "benchmarks" / "results"
+    results.mkdir(parents=True)
+    (tmp_path / "README.md").write_text("| the same, 8×2 | old |\n| the same, 9×2 | old |\n")
+    (results / "README.md").write_text("before\n<!-- python benchmarks/compare.py --readme -->\nold\n<!-- -->\nafter\n")
+    compare.update_readmes(document, tmp_path)
+    assert (tmp_path / "README.md").read_text() == (
+        "| the same, 8×2 | 100 µs: 3.0× eager PyTorch, 3.0× `torch.compile`, 3.0× the published formula |\n"
+        "| the same, 9×2 | old |\n"
+    )
+    text = (results / "README.md").read_text()
+    assert "old" not in text
+    assert "| 8×2 | 100 µs | 3.0× | 3.0× | 3.0× |\n<!-- -->\nafter\n" in text
 
 
 def test_a_gpu_is_kept_busy_until_all_is_enqueued_though_its_clock_was_low_at_first(
