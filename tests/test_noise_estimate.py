@@ -15,7 +15,13 @@ from jocor_fast.cli.program import main
 from jocor_fast.config.resolve import resolve
 from jocor_fast.config.task import build_task
 from jocor_fast.diagnosis.cross_fit import CrossFit, cross_fit, default_epochs
-from jocor_fast.diagnosis.noise_estimate import NoiseEstimate, counted, from_predictions, from_predictions_and_truth
+from jocor_fast.diagnosis.noise_estimate import (
+    NoiseEstimate,
+    _is_too_high,
+    counted,
+    from_predictions,
+    from_predictions_and_truth,
+)
 from jocor_fast.engine.plan import EpochPlan
 from jocor_fast.engine.trainer import Trainer
 from jocor_fast.errors import ConfigError
@@ -77,6 +83,22 @@ def test_networks_that_cannot_tell_the_classes_are_warned_of() -> None:
         assert from_predictions(fit, true).rate > 0.1
 
 
+@pytest.mark.parametrize(
+    ("rate", "uncertainty", "of_surest_of_all", "agreement", "expected"),
+    [
+        (0.14, 0.17, 0.12, 0.73, False),  # of few samples: nothing is certain
+        (0.38, 0.07, 0.42, 0.71, False),  # MNIST with 40 % noise: surer samples say no less
+        (0.24, 0.01, 0.18, 0.74, True),  # frozen features, in truth 0.16
+        (0.24, 0.01, 0.18, 0.95, False),
+        (0.68, 0.12, 0.66, 0.72, True),  # pixels, in truth none
+    ],
+)
+def test_an_estimate_that_falls_as_the_samples_become_surer_is_warned_of(
+    rate: float, uncertainty: float, of_surest_of_all: float, agreement: float, expected: bool
+) -> None:
+    assert _is_too_high(rate, uncertainty, of_surest_of_all, agreement) is expected
+
+
 def test_counting_needs_no_network() -> None:
     _, labels, true, _ = made_up(PAIRS)
     found = counted(labels, true, 5)
@@ -105,6 +127,9 @@ def test_an_estimate_comes_back_from_its_file() -> None:
     assert (again.rate, again.uncertainty, again.method) == (found.rate, found.uncertainty, found.method)
     assert (again.transition == found.transition).all()
     assert str(found).startswith(f"{100 * found.rate:.1f} ± ")
+    large = NoiseEstimate(0.1, 0.01, np.eye(2000), "by a method")
+    assert len(json.dumps(large.as_dict())) < 1000  # it is kept in config.json
+    assert str(NoiseEstimate.of_dict(large.as_dict())) == str(large)
 
 
 def test_no_network_sees_the_half_that_it_predicts() -> None:

@@ -23,7 +23,7 @@ from jocor_fast.diagnosis.audit_page import audit_page
 from jocor_fast.diagnosis.doubts import HeldOut, doubts
 from jocor_fast.diagnosis.wrong_labels import Audit, audit_history
 from jocor_fast.errors import ConfigError, RunError
-from jocor_fast.files.names import AUDIT, NOISE_MATRIX, TRAINING_FILES, read_metrics
+from jocor_fast.files.names import AUDIT, MOST_CLASSES_IN_JSON, NOISE_MATRIX, TRAINING_FILES, read_metrics
 from jocor_fast.files.whole_file import write_array, write_json, write_text
 from jocor_fast.report.metrics import TEST, VALIDATION
 from jocor_fast.report.noise_matrix import draw_noise_matrices
@@ -48,7 +48,6 @@ test data explain most of what was found."""
 
 LIST, PAGE, CORRECTED, MATRIX = "suspicious.csv", "audit.html", "corrected.csv", "noise-matrix.npy"
 MOST_IMAGES = 1000
-MOST_CLASSES_IN_JSON = 100  # the matrix of more is a file of its own: of 2,000 it would be 43 MB of text
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -29,9 +29,11 @@ import numpy as np
 from jocor_fast.config.resolve import Config
 from jocor_fast.config.task import Task
 from jocor_fast.diagnosis.cross_fit import CrossFit, cross_fit, default_epochs
+from jocor_fast.files.names import MOST_CLASSES_IN_JSON
 from jocor_fast.noise.estimate import pair_counts, rows_of_counts
 
 SUREST = 0.3  # the share of the samples taken for a class whose labels are believed to tell its row
+SUREST_OF_ALL = 0.1  # the share by which it is tried whether they can be believed
 DRAWS = 100  # of the bootstrap
 # Agreement with all labels over that with those of the surest. It is near 1 where networks learn (digits and MNIST,
 # whatever the noise) and lower where they do not, as perceptrons on a few thousand images of CIFAR-10.
@@ -55,18 +57,19 @@ class NoiseEstimate:
     method: str
 
     def as_dict(self) -> dict[str, Any]:
-        """As files hold it."""
+        """Return what files hold; a large matrix is left out."""
+        small = len(self.transition) <= MOST_CLASSES_IN_JSON
         return {
             "rate": self.rate,
             "uncertainty": self.uncertainty,
-            "transition": self.transition.tolist(),
+            "transition": self.transition.tolist() if small else None,
             "method": self.method,
         }
 
     @staticmethod
     def of_dict(content: Mapping[str, Any]) -> NoiseEstimate:
-        """From `as_dict`."""
-        return NoiseEstimate(**{**content, "transition": np.asarray(content["transition"], dtype=float)})
+        """Return what `as_dict` gave; its matrix is empty where it was left out."""
+        return NoiseEstimate(**{**content, "transition": np.asarray(content["transition"] or [], dtype=float)})
 
     def __str__(self) -> str:
         return f"{100 * self.rate:.1f} ± {100 * self.uncertainty:.1f} %, {self.method}"
@@ -124,27 +127,28 @@ def from_predictions(fit: CrossFit, labels: np.ndarray) -> NoiseEstimate:
     predicted, labels, half = fit.probability[known].argmax(1), labels[known], fit.half[known]
     certainty = fit.probability[known].max(1)
 
-    def of(rows: np.ndarray) -> tuple[float, np.ndarray]:
-        surest = _surest(predicted[rows], certainty[rows], num_classes)
-        joint = pair_counts(predicted[rows][surest], labels[rows][surest], num_classes)
-        return _rate_and_rows(joint, np.bincount(labels[rows], minlength=num_classes))
+    def of(rows: np.ndarray, share: float = SUREST) -> tuple[float, np.ndarray]:
+        sure = surest(predicted[rows], certainty[rows], num_classes, share)
+        joint = pair_counts(predicted[rows][sure], labels[rows][sure], num_classes)
+        return rate_and_rows(joint, np.bincount(labels[rows], minlength=num_classes))
 
-    rate, transition = of(np.arange(len(labels)))
+    everything = np.arange(len(labels))
+    rate, transition = of(everything)
     first, second = (of(np.flatnonzero(half == which))[0] for which in (False, True))
     generator = np.random.default_rng(0)
     drawn = [of(generator.integers(len(labels), size=len(labels)))[0] for _ in range(_draws(num_classes))]
-    error = math.hypot(float(np.std(drawn)), (first - second) / 2)
-    method = "by two networks that each predict the half of the data that they were not trained on"
+    uncertainty = 2 * math.hypot(float(np.std(drawn)), (first - second) / 2)
     agrees = predicted == labels
-    overall, of_surest = float(agrees.mean()), float(agrees[_surest(predicted, certainty, num_classes)].mean())
-    if overall < LEAST_AGREEMENT * of_surest:
+    overall, of_surest = float(agrees.mean()), float(agrees[surest(predicted, certainty, num_classes)].mean())
+    if _is_too_high(rate, uncertainty, of(everything, SUREST_OF_ALL)[0], overall / of_surest if of_surest else 1.0):
         warnings.warn(
             "the noise is probably estimated too high: the two networks agree with "
             f"{100 * overall:.1f} % of the labels that they were not trained on, and with {100 * of_surest:.1f} % of "
-            "those they are surest of, so they have not learnt the classes well enough to tell; another network may",
+            "those they are surest of, so they have not learnt the classes well enough to tell; another --model may",
             stacklevel=2,
         )
-    return NoiseEstimate(rate, 2 * error, transition, method)
+    method = "by two networks that each predict the half of the data that they were not trained on"
+    return NoiseEstimate(rate, uncertainty, transition, method)
 
 
 def from_predictions_and_truth(fit: CrossFit, labels: np.ndarray, val_labels: np.ndarray) -> NoiseEstimate:
@@ -171,16 +175,36 @@ def from_predictions_and_truth(fit: CrossFit, labels: np.ndarray, val_labels: np
     return NoiseEstimate(rate, 2 * float(np.std(drawn)), transition, method)
 
 
-def _surest(predicted: np.ndarray, certainty: np.ndarray, num_classes: int) -> np.ndarray:
-    """The rows that are surest among those of the same prediction, at least one of each."""
+def _is_too_high(rate: float, uncertainty: float, of_surest_of_all: float, agreement: float) -> bool:
+    """Return whether an estimate is probably too high.
+
+    That is so where the surest are not all right: the networks agree with them more often than with all others, and the
+    estimate falls if it is made from fewer and surer samples. And it is where more than half of the labels would be
+    wrong: as a rule it is the networks then. How often this is right stands in benchmarks/results/warnings.
+
+    Args:
+        rate: the estimate.
+        uncertainty: of it.
+        of_surest_of_all: the estimate from a third as many samples.
+        agreement: with all labels, over that with those of the surest.
+    """
+    falls = rate - of_surest_of_all > uncertainty / 2 and rate > 2 * uncertainty
+    return (agreement < LEAST_AGREEMENT and falls) or rate - uncertainty > 0.5
+
+
+def surest(
+    predicted: np.ndarray, certainty: np.ndarray, num_classes: int, share: float = SUREST, least: int = 1
+) -> np.ndarray:
+    """Return this share of the rows of each prediction, the surest of them, and `least` rows at least."""
     order = np.lexsort((-certainty, predicted))
     counts = np.bincount(predicted, minlength=num_classes)
     starts = np.cumsum(counts) - counts
     place = np.arange(len(order)) - starts[predicted[order]]
-    return order[place < np.ceil(SUREST * counts)[predicted[order]]]
+    return order[place < np.maximum(np.ceil(share * counts), least)[predicted[order]]]
 
 
-def _rate_and_rows(joint: np.ndarray, label_counts: np.ndarray) -> tuple[float, np.ndarray]:
+def rate_and_rows(joint: np.ndarray, label_counts: np.ndarray) -> tuple[float, np.ndarray]:
+    """Return τ and T, from the counts [C, C] by true class and label and how often each label occurs in all."""
     transition = rows_of_counts(joint)
     classes = _non_negative_solution(transition.T, label_counts / label_counts.sum())
     return float(classes @ (1.0 - np.diagonal(transition)) / classes.sum()), transition

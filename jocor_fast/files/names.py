@@ -16,6 +16,7 @@ AUDIT, NOISE_ESTIMATE, LAMBDA_SEARCH, PREPARED = "audit.json", "noise-estimate.j
 OURS = frozenset({METRICS, AUDIT, NOISE_ESTIMATE, LAMBDA_SEARCH, PREPARED})  # a folder with one has pictures of ours
 COMPARISON, NOISE_MATRIX = "comparison.png", "noise-matrix.png"  # what `plot` draws; its folder holds nothing else
 ERROR_PREFIX = "jocor-fast: error: "
+MOST_CLASSES_IN_JSON = 100  # the noise matrix of more is a file of its own: of 2,000 it would be 43 MB of text
 
 
 def number_in_name(number: float) -> str:
