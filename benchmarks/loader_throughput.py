@@ -39,7 +39,7 @@ def main() -> None:
             )
             loaders = {
                 DALI: loaded_by("dali", images, CPU),
-                OURS_WITHOUT: loaded_by("torchvision", images, CPU),
+                OURS_WITHOUT: loaded_by("pillow", images, CPU),
                 DATALOADER: loaded_by_dataloader(images, cores),
             }
             seconds: dict[str, list[float]] = {name: [] for name in loaders}

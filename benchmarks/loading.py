@@ -26,7 +26,7 @@ from jocor_fast.models.networks import build_model
 BATCH = 64  # the paper's for Clothing1M
 CLASSES = 14
 PREPROCESSING = Preprocessing((256, 256))
-DALI, OURS_WITHOUT, DATALOADER = "DALI", "Pillow and torch (--loader torchvision)", "a Pillow DataLoader"
+DALI, OURS_WITHOUT, DATALOADER = "DALI", "Pillow and torch (--loader pillow)", "a Pillow DataLoader"
 WARM_UP_STEPS = 20
 
 Batches = Callable[[], Iterator[Tensor]]  # a pass over the images, as networks take them

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +22,26 @@ def _read_build() -> dict[str, Any]:
     try:
         build: dict[str, Any] = json.loads(_BUILD_FILE.read_text())
     except FileNotFoundError:
-        raise ImportError(f"jocor_fast has not been compiled: {_REBUILD}") from None
+        installed = _installed_elsewhere()
+        if installed is None:
+            raise ImportError(f"jocor_fast has not been compiled: {_REBUILD}") from None
+        raise ImportError(
+            f"jocor_fast has not been compiled in {_BUILD_FILE.parents[1]}, which shadows the package installed in "
+            f"{installed}: start Python in another folder"
+        ) from None
     if build["torch"] != torch.__version__:
         raise ImportError(
             f"jocor_fast was compiled against torch {build['torch']} and torch {torch.__version__} is running: "
             f"{_REBUILD}"
         )
     return build
+
+
+def _installed_elsewhere() -> Path | None:
+    """Where else Python would find the package, compiled; None where it would not."""
+    here = _BUILD_FILE.parents[1]
+    places = (Path(entry) for entry in sys.path)
+    return next((place for place in places if place != here and (place / "jocor_fast/_build.json").is_file()), None)
 
 
 _BUILD = _read_build()

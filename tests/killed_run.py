@@ -42,7 +42,7 @@ VARIANTS = {
     "JoCoR, arrays": Variant(f"{ARRAYS} --epochs 4 --augment crop-flip"),
     "JoCoR, arrays, checkpoints amid epochs": Variant(f"{ARRAYS} --epochs 4 --checkpoint-every 5"),
     "JoCoR, image files": Variant(
-        "--dataset clothing1m --data-root DATA --loader torchvision --model shufflenet_v2_x0_5 --forget-rate 0.2 "
+        "--dataset clothing1m --data-root DATA --loader pillow --model shufflenet_v2_x0_5 --forget-rate 0.2 "
         "--epochs 3 --batch-size 8 --augment crop-flip",
         epochs=3,
         steps=4,

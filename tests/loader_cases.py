@@ -30,7 +30,7 @@ def _present(module: str) -> bool:
 
 LOADERS = [
     pytest.param(name, marks=pytest.mark.skipif(not _present(module), reason=f"needs {module}"))
-    for name, module in (("dali", "nvidia.dali"), ("torchvision", "torchvision"))
+    for name, module in (("dali", "nvidia.dali"), ("pillow", "PIL"))
 ]
 EACH_LOADER = pytest.mark.parametrize("loader", LOADERS)
 

@@ -142,7 +142,7 @@ def test_both_loaders_give_the_same_pixels_and_numbers(spoilt: tuple[ImageList, 
     preprocessing = Preprocessing((40, 36), crop=32, augment=augment)
     order = torch.randperm(len(spoilt[0]), generator=torch.Generator().manual_seed(2))
     results = []
-    for loader in ("dali", "torchvision"):
+    for loader in ("dali", "pillow"):
         bad_files = BadFiles()
         source = opened(spoilt[0], loader, preprocessing=preprocessing, bad_files=bad_files)
         results.append((*numbers_and_pixels(source, order), bad_files.reasons))

@@ -318,6 +318,21 @@ def test_the_command_of_a_broken_build_ends_in_one_sentence(
     assert result.stderr.count("\n") == 1
 
 
+@pytest.mark.parametrize("start", [("-m", "jocor_fast", "--version"), ("-c", "import jocor_fast")])
+def test_a_source_folder_that_shadows_the_installed_package_is_named(start: tuple[str, ...], tmp_path: Path) -> None:
+    source, installed = tmp_path / "clone", tmp_path / "site-packages"
+    for place in (source, installed):
+        shutil.copytree(Path(jf.__file__).parent, place / "jocor_fast")
+    not_compiled(source / "jocor_fast")
+    result = python(*start, cwd=source, PYTHONPATH=str(installed))
+    assert result.returncode == 1
+    said = result.stderr.strip().splitlines()[-1]
+    assert said.endswith(
+        f"jocor_fast has not been compiled in {source}, which shadows the package installed in {installed}: "
+        "start Python in another folder"
+    )
+
+
 def test_a_program_that_imports_a_broken_build_gets_the_import_error(tmp_path: Path) -> None:
     """Also one that is started by -m itself."""
     not_compiled(Path(shutil.copytree(Path(jf.__file__).parent, tmp_path / "jocor_fast")))

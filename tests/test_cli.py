@@ -220,7 +220,14 @@ def test_help_of_train_names_every_option_with_its_default(capsys: pytest.Captur
     assert set(entries) == {option.flag for option in OPTIONS.values()} | {"--config"}
     required = {"--labels", "--clean-labels", "--noise-rate", "--noise-matrix"}
     without_default = {flag for flag, entry in entries.items() if "(default:" not in entry}
-    assert without_default == required | {"--resume", "--strict", "--tensorboard", "--no-test", "--config"}
+    assert without_default == required | {
+        "--resume",
+        "--strict",
+        "--tensorboard",
+        "--no-test",
+        "--labels-are-clean",
+        "--config",
+    }
     assert "(default: 200;" in " ".join(entries["--epochs"].split())
 
 
@@ -340,3 +347,31 @@ def test_a_warning_of_the_library_is_one_line_and_others_look_as_ever(
     assert capsys.readouterr().err == "jocor-fast: warning: mind the  gap: it is wide\n"
     ((message, category, file, *_),) = shown
     assert (str(message), category, file) == ("not ours", UserWarning, "theirs.py")
+
+
+@pytest.mark.parametrize(
+    ("command", "name", "value"),
+    [
+        ("predict run --network 1 a.npz:x", "paths", ["run", "a.npz:x"]),
+        ("predict --network 1 run a.npz:x", "paths", ["run", "a.npz:x"]),
+        ("predict run a.npz:x --network 1", "paths", ["run", "a.npz:x"]),
+        ("plot a --output p b", "runs", ["a", "b"]),
+        ("plot --output p a b", "runs", ["a", "b"]),
+        ("audit --apply a", "runs", ["a"]),
+        ("audit --images 3 a", "runs", ["a"]),
+        ("reproduce --epochs 3 digits --seeds 1", "experiment", "digits"),
+    ],
+)
+def test_case_54_options_may_stand_between_positional_arguments(command: str, name: str, value: object) -> None:
+    parsed = build_parser().parse_args(command.split())
+    assert getattr(parsed, name) == value
+
+
+def test_what_is_unknown_is_still_named(capsys: pytest.CaptureFixture[str]) -> None:
+    for command, said in (
+        ("plot a --bogus 3 b", "jocor-fast plot has no option --bogus"),
+        ("train stray --lr 1", "jocor-fast train does not know what to do with 'stray'"),
+        ("reproduce digits mnist", "jocor-fast reproduce does not know what to do with 'mnist'"),
+    ):
+        assert main(command.split()) == 2
+        assert said in capsys.readouterr().err

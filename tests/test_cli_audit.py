@@ -164,7 +164,7 @@ def test_the_matrix_of_many_classes_is_a_file_of_its_own(tmp_path: Path) -> None
 def test_images_in_files_are_named_and_shown(tmp_path: Path) -> None:
     keys = write_clothing1m(tmp_path / "data" / "clothing1m")
     (tmp_path / "data" / "clothing1m" / keys[0]).write_bytes(b"no image")
-    settings = {"dataset": "clothing1m", "loader": "torchvision", "device": "cpu", "forget_rate": "0.2"}
+    settings = {"dataset": "clothing1m", "loader": "pillow", "device": "cpu", "forget_rate": "0.2"}
     task = build_task(resolve({**settings, "data_root": str(tmp_path / "data")}))
     history = SampleHistory(task.train.labels, 2)
     other = (task.train.labels + 1) % 4
@@ -211,7 +211,7 @@ def test_other_files_behind_the_same_labels_are_other_samples(
     """In the place of an image that was removed another one has come: the numbers of those between have moved."""
     folder_of_images(tmp_path / "photos", PHOTOS)
     run, data = tmp_path / "run", f"--dataset=folder:{tmp_path / 'photos'}"
-    command = ["train", data, *QUICK, "--loader=torchvision", f"--output={run}"]
+    command = ["train", data, *QUICK, "--loader=pillow", f"--output={run}"]
     assert main(command) == 0
     assert main(["audit", str(run)]) == 0
     (tmp_path / "photos" / "cat" / "0.png").rename(tmp_path / "photos" / "cat" / "new.png")
@@ -224,7 +224,7 @@ def test_other_files_behind_the_same_labels_are_other_samples(
 
 def test_where_the_files_of_a_list_lie_may_change(tmp_path: Path) -> None:
     folder_of_images(tmp_path / "scratch1", PHOTOS)
-    options = [*QUICK, "--loader=torchvision", f"--output={tmp_path / 'run'}"]
+    options = [*QUICK, "--loader=pillow", f"--output={tmp_path / 'run'}"]
 
     def listed(folder: Path) -> str:
         rows = "".join(f"{folder / name},{name[:3]}\n" for name in PHOTOS)
@@ -240,7 +240,7 @@ def test_where_the_files_of_a_list_lie_may_change(tmp_path: Path) -> None:
 def test_a_checkpoint_from_before_files_were_noted_goes_on_and_is_audited(tmp_path: Path) -> None:
     folder_of_images(tmp_path / "photos", PHOTOS)
     run, data = tmp_path / "run", f"--dataset=folder:{tmp_path / 'photos'}"
-    command = ["train", data, *QUICK, "--epochs=2", "--loader=torchvision", f"--output={run}"]
+    command = ["train", data, *QUICK, "--epochs=2", "--loader=pillow", f"--output={run}"]
     assert main([*command, "--stop-after=1"]) == 0
     checkpoint = torch.load(run / "checkpoint.pt", weights_only=True)
     del checkpoint["identity"]["training files"]
@@ -256,7 +256,7 @@ def test_an_audit_needs_nothing_of_what_the_run_was_trained_with(
     """The run comes from a machine with a GPU and DALI, and began with weights that are gone."""
     folder_of_images(tmp_path / "photos", PHOTOS)
     run = tmp_path / "run"
-    command = ["train", f"--dataset=folder:{tmp_path / 'photos'}", *QUICK, "--loader=torchvision", f"--output={run}"]
+    command = ["train", f"--dataset=folder:{tmp_path / 'photos'}", *QUICK, "--loader=pillow", f"--output={run}"]
     assert main(command) == 0
     config = json.loads((run / "config.json").read_text())
     config["settings"] |= {"device": "cuda:7", "loader": "dali", "pretrained": "gone.pt", "precision": "bfloat16"}
@@ -273,7 +273,7 @@ def test_relative_paths_of_a_run_are_found_from_any_folder(
     folder_of_images(project / "photos", PHOTOS)
     (project / "labels.csv").write_text("id,label\n" + "".join(f"{n},{'cat' if n % 3 else 'dog'}\n" for n in range(16)))
     elsewhere.mkdir()
-    options = [*QUICK, "--epochs=2", "--loader=torchvision"]
+    options = [*QUICK, "--epochs=2", "--loader=pillow"]
     monkeypatch.chdir(project)
     assert (
         main(["train", "--dataset=folder:photos", "--labels=labels.csv", *options, "--output=run", "--stop-after=1"])
@@ -347,7 +347,7 @@ def test_names_that_are_no_text_end_neither_training_nor_the_audit(
     monkeypatch.setattr("sys.stdout", screen)
     run = tmp_path / "run"
     options = ["--forget-rate=0.1", "--model=mlp", "--image-size=8", "--batch-size=8", "--epochs=1", "--device=cpu"]
-    command = ["train", f"--dataset=folder:{tmp_path / 'photos'}", *options, "--loader=torchvision", f"--output={run}"]
+    command = ["train", f"--dataset=folder:{tmp_path / 'photos'}", *options, "--loader=pillow", f"--output={run}"]
     assert main(command) == 0
     assert main([*command, "--resume"]) == 0
     assert main(["audit", str(run), "--apply"]) == 0

@@ -272,7 +272,7 @@ def test_an_archive_without_a_key_is_told_which_keys_there_are(
 
 def test_image_files_are_prepared_as_in_training(tmp_path: Path) -> None:
     write_clothing1m(tmp_path / "clothing1m")
-    options = {"dataset": "clothing1m", "data_root": str(tmp_path), "loader": "torchvision", "forget_rate": "0.2"}
+    options = {"dataset": "clothing1m", "data_root": str(tmp_path), "loader": "pillow", "forget_rate": "0.2"}
     config = resolve({**options, "normalisation": "clothing1m"})
     task = build_task(config)
     networks = [build_model("cnn", (3, 224, 224), 4).eval() for _ in range(2)]

@@ -300,3 +300,10 @@ def test_a_run_on_the_current_folder_is_called_by_its_name(
     monkeypatch.chdir(tmp_path / "photos.v2")
     config = resolve({"dataset": f"folder:{folder}", "forget_rate": "0.1"})
     assert config["output"] == "runs/photos.v2-jocor-as-labelled-seed0"
+
+
+def test_pillow_had_another_name() -> None:
+    folder = {"dataset": "folder:photos", "forget_rate": "0.1"}
+    assert resolve({**folder, "loader": "torchvision"})["loader"] == "pillow"
+    with pytest.raises(ConfigError, match="--loader must be one of auto, dali, pillow, got 'opencv'"):
+        resolve({**folder, "loader": "opencv"})

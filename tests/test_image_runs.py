@@ -74,9 +74,9 @@ def test_a_whole_run_is_the_same_with_both_loaders(
 
     monkeypatch.setattr(Trainer, "finish_epoch", noted)
     run = ["--batch-size", "8", "--epochs", "9", "--forget-rate", "0.2", "--lr", "1e-4"]
-    for loader in ("dali", "torchvision"):
+    for loader in ("dali", "pillow"):
         assert train(tmp_path, *run, "--loader", loader, output=loader) == 0
-    dali, pillow = lines(tmp_path, "dali"), lines(tmp_path, "torchvision")
+    dali, pillow = lines(tmp_path, "dali"), lines(tmp_path, "pillow")
     assert all(map(torch.equal, orders[:9], orders[9:]))
     assert len({tuple(order.tolist()) for order in orders[:9]}) == 9  # another order in each epoch
     paths = load_dataset("clothing1m", tmp_path / "data").train.paths
@@ -93,7 +93,7 @@ def test_a_whole_run_is_the_same_with_both_loaders(
     summary = json.loads((tmp_path / "dali" / "summary.json").read_text())
     assert summary["best_by_validation"]["val_accuracy"] >= summary["last"]["val_accuracy"]
     listed = (tmp_path / "dali" / "bad_files.txt").read_text().splitlines()
-    assert listed == (tmp_path / "torchvision" / "bad_files.txt").read_text().splitlines()
+    assert listed == (tmp_path / "pillow" / "bad_files.txt").read_text().splitlines()
     assert sorted(line.split("\t")[0] for line in listed) == sorted(spoilt)
     assert all(spoilt[line.split("\t")[0]] in line.split("\t")[1] for line in listed)
 
@@ -102,14 +102,14 @@ def test_a_whole_run_is_the_same_with_both_loaders(
 def test_what_is_printed_names_settings_that_the_paper_leaves_open_and_their_reasons(
     tmp_path: Path, spoilt: dict[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert train(tmp_path, "--epochs", "1", "--batch-size", "8", "--forget-rate", "0.2", "--loader", "torchvision") == 0
+    assert train(tmp_path, "--epochs", "1", "--batch-size", "8", "--forget-rate", "0.2", "--loader", "pillow") == 0
     text = " ".join(capsys.readouterr().out.split())
     for part in (
         "the share of wrong labels is unknown",
         "0.9 (default: the paper's value for Clothing1M is not known)",
         "drawn at random; the paper does not say",
         "imagenet normalisation (default: what torchvision's networks expect; the paper names none)",
-        "read by torchvision (flag)",
+        "read by pillow (flag)",
         "learning rate 0.0008 in turn (preset: the paper's for Clothing1M",
         "1 of 40 keys in noisy_train_key_list.txt have no label and are left out",
         "bad files",
@@ -122,7 +122,7 @@ def test_what_is_printed_names_settings_that_the_paper_leaves_open_and_their_rea
 def test_strict_ends_the_run_with_the_name_of_the_file(
     tmp_path: Path, spoilt: dict[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    arguments = ["--epochs", "9", "--batch-size", "8", "--forget-rate", "0.2", "--loader", "torchvision"]
+    arguments = ["--epochs", "9", "--batch-size", "8", "--forget-rate", "0.2", "--loader", "pillow"]
     assert train(tmp_path, *arguments, "--strict") == 1
     error = capsys.readouterr().err
     assert any(str(tmp_path / "data" / "clothing1m" / path) in error for path in spoilt)
@@ -137,7 +137,7 @@ def test_the_forget_rate_of_clothing1m_is_measured_where_it_can_be_and_else_requ
     assert train(tmp_path, "--epochs", "1") == 2
     assert "--forget-rate is required for clothing1m where the clean labels are unknown" in capsys.readouterr().err
     monkeypatch.setattr("jocor_fast.data.images.clothing1m.LEAST_FOR_ESTIMATE", 4)
-    assert train(tmp_path, "--epochs", "1", "--loader", "torchvision") == 0
+    assert train(tmp_path, "--epochs", "1", "--loader", "pillow") == 0
     text = " ".join(capsys.readouterr().out.split())
     assert "(default: the share of wrong labels among the clean training images that have a noisy label too)" in text
 
@@ -177,7 +177,7 @@ def test_labels_of_a_folder_are_not_claimed_to_be_clean_unless_noise_is_added_to
         "--epochs",
         "1",
         "--loader",
-        "torchvision",
+        "pillow",
         "--image-size",
         "8",
         "--val-fraction",
@@ -266,14 +266,14 @@ def test_bad_test_images_are_left_out_of_the_accuracy(tmp_path: Path) -> None:
     write_clothing1m(root)
     for path in (root / "images").rglob("clean_test,[0-3],*"):
         path.write_bytes(b"")
-    run = small_run(root, "torchvision", None, BadFiles())
+    run = small_run(root, "pillow", None, BadFiles())
     right = [line["test_accuracy_1"] * 8 for line in run.metrics]  # 12 less 4
     assert right == pytest.approx([round(count) for count in right])
     assert run.metrics[-1]["bad_files"] == 4
     for path in (root / "images").rglob("clean_test,*"):
         path.write_bytes(b"")
     with pytest.raises(ValueError, match="none of 12 images, tried all over the data set"):
-        small_run(root, "torchvision", None, BadFiles())
+        small_run(root, "pillow", None, BadFiles())
 
 
 def test_auto_takes_dali_where_it_can_be_imported_and_says_why() -> None:
@@ -281,7 +281,7 @@ def test_auto_takes_dali_where_it_can_be_imported_and_says_why() -> None:
 
     for device in ("cpu", "cuda"):
         name, reason = choose_loader("auto", torch.device(device))
-        assert name == ("dali" if not LOADERS[0].marks[0].args[0] else "torchvision")
+        assert name == ("dali" if not LOADERS[0].marks[0].args[0] else "pillow")
         assert reason
 
 
@@ -296,18 +296,18 @@ def test_without_dali_auto_takes_the_other_and_asking_for_it_is_one_sentence(
         monkeypatch.delitem(sys.modules, module)
     monkeypatch.setitem(sys.modules, "nvidia.dali", None)
     name, reason = choose_loader("auto", torch.device("cpu"))
-    assert name == "torchvision"
-    assert "pip install 'jocor-fast[dali]'" in reason
+    assert name == "pillow"
+    assert "pip install nvidia-dali-cuda130" in reason
     write_clothing1m(tmp_path / "data")
     assert train(tmp_path, "--loader", "dali", "--forget-rate", "0.2") == 2
-    assert "--loader must be torchvision where DALI cannot be imported" in capsys.readouterr().err
+    assert "--loader must be pillow where DALI cannot be imported" in capsys.readouterr().err
 
 
 def test_a_run_at_another_image_size_sees_such_images_and_predicts_on_them(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_clothing1m(tmp_path / "data" / "clothing1m")
-    options = ["--epochs=1", "--batch-size=8", "--forget-rate=0.2", "--loader=torchvision"]
+    options = ["--epochs=1", "--batch-size=8", "--forget-rate=0.2", "--loader=pillow"]
     assert train(tmp_path, *options, "--image-size=28") == 0
     assert "resized to 32×32, cropped to the centre of 28×28" in " ".join(capsys.readouterr().out.split())
     described = torch.load(tmp_path / "run" / "checkpoint.pt", weights_only=True)["input"]

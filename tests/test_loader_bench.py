@@ -19,7 +19,7 @@ CPU = torch.device("cpu")
 def test_every_contender_brings_all_images_normalised_and_in_batches(tmp_path: Path) -> None:
     pytest.importorskip("torchvision")
     images = write_photos(tmp_path / "photos", BATCH + 3, distinct=3, prepared=True)
-    contenders = [loaded_by("torchvision", images, CPU), loaded_by_dataloader(images, 0)]
+    contenders = [loaded_by("pillow", images, CPU), loaded_by_dataloader(images, 0)]
     means = []
     for batches in contenders:
         passed = list(batches())

@@ -247,7 +247,7 @@ def test_a_run_goes_on_bitwise_after_a_process_was_killed_and_after_sigterm(
     assert same_bits([value for network in networks for value in network.values()], expected["parameters"])
 
 
-@pytest.mark.parametrize("loader", ["torchvision", "dali"])
+@pytest.mark.parametrize("loader", ["pillow", "dali"])
 def test_two_processes_on_image_files_train_as_one_does(loader: str, together: list[Results]) -> None:
     if loader == "dali":
         pytest.importorskip("nvidia.dali")
@@ -262,7 +262,7 @@ def test_two_processes_on_image_files_train_as_one_does(loader: str, together: l
         assert [line["bad_files"] for line in one["lines"]] == [0, 0]
 
 
-@pytest.mark.parametrize("loader", ["torchvision", "dali"])
+@pytest.mark.parametrize("loader", ["pillow", "dali"])
 def test_bad_files_are_counted_once_by_all_processes(loader: str, together: list[Results]) -> None:
     if loader == "dali":
         pytest.importorskip("nvidia.dali")

@@ -286,9 +286,9 @@ SCENARIOS: dict[str, Callable[[Processes], dict[str, Any]]] = {
     "ended at the end": ended_at_the_end,
     "whole run": whole_run,
     "drawn": drawn,
-    "images torchvision": lambda processes: images(processes, "torchvision"),
+    "images pillow": lambda processes: images(processes, "pillow"),
     "images dali": lambda processes: images(processes, "dali"),
-    "spoilt images torchvision": lambda processes: images(processes, "torchvision", spoilt=True),
+    "spoilt images pillow": lambda processes: images(processes, "pillow", spoilt=True),
     "spoilt images dali": lambda processes: images(processes, "dali", spoilt=True),
 }
 

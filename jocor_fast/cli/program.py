@@ -125,7 +125,9 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="SHELL",
         help=f"print what completes commands and options in {', '.join(SHELLS)}",
     )
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", help=argparse.SUPPRESS)
+    commands = parser.add_subparsers(
+        dest="command", metavar="COMMAND", help=argparse.SUPPRESS, parser_class=_CommandParser
+    )
     for name, module in COMMANDS.items():
         command = commands.add_parser(
             name,
@@ -167,6 +169,21 @@ class _Parser(argparse.ArgumentParser):
         """What has been printed is written before Python itself would have to, which complains in its own words."""
         sys.stdout.flush()
         super().exit(status, message)
+
+
+class _CommandParser(_Parser):
+    """Lets options stand between positional arguments."""
+
+    _intermixing = False
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        if self._intermixing:  # as argparse's method does of itself
+            return super().parse_known_args(args, namespace)
+        self._intermixing = True
+        try:
+            return self.parse_known_intermixed_args(args, namespace)
+        finally:
+            self._intermixing = False
 
 
 def _given(text: str) -> str:

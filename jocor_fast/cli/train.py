@@ -211,6 +211,8 @@ def _keep_names(config: Config, processes: Processes) -> str | None:
     stored = processes.from_first(lambda: read_json(Path(config["output"]) / CONFIG) if config["resume"] else None)
     if stored is not None:
         then, folder = stored.get("settings", {}), stored.get(FOLDER)
+        if (then.get("loader"), config["loader"]) == ("torchvision", "pillow"):  # the name that it had then
+            config.values["loader"] = "torchvision"
         if all(names_the_same(name, then.get(name), folder, config[name]) for name in PATHS):
             config.values.update({name: then.get(name) for name in PATHS})
             return folder

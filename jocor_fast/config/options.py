@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, Literal
 
 from jocor_fast.data.catalogue import DATASETS
@@ -36,6 +36,7 @@ class Option:
         default: what holds where nothing else is said; None where that depends on the data or on other options.
         why: how a default that is None comes about, or the reason of one that is not.
         choices: the values of a choice; words that stand for a value of another kind.
+        aliases: older names of choices.
     """
 
     name: str
@@ -46,6 +47,7 @@ class Option:
     default: Any = None
     why: str = ""
     choices: tuple[str, ...] = ()
+    aliases: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def flag(self) -> str:
@@ -82,8 +84,8 @@ class Option:
             return value
         if self.kind == "text" and isinstance(value, str) and value and "\0" not in value:
             return value
-        if isinstance(value, str) and value in self.choices:
-            return value
+        if isinstance(value, str) and self.aliases.get(value, value) in self.choices:
+            return self.aliases.get(value, value)
         raise ValueError(f"{self.name} must be {self.expected}, got {value!r}")
 
 
@@ -218,6 +220,7 @@ _TABLE = (
     Option(
         "loader", _IMAGES, "choice", "NAME", "what decodes and resizes the files",
         default="auto", why="DALI on a GPU; on a CPU the faster of the two", choices=("auto", *LOADERS),
+        aliases={"torchvision": "pillow"},
     ),
     Option(
         "strict", _IMAGES, "switch", "", "end the run at the first file that cannot be read, not go on without it",

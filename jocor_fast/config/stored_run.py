@@ -50,7 +50,7 @@ def task_of_run(
     known = {name: value for name, value in settings.items() if name in OPTIONS and OPTIONS[name].kind != "switch"}
     flags = {name: str(value) for name, value in known.items() if value is not None and name not in TRAINED_WITH}
     if holds_files(flags["dataset"]):
-        flags["loader"] = "torchvision"  # which is always there
+        flags["loader"] = "pillow"  # which is always there
     if config.get(FOLDER) is not None:
         flags.update({name: _found(name, flags[name], config[FOLDER]) for name in PATHS if name in flags})
     if data_root is not None:

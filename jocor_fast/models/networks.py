@@ -139,7 +139,7 @@ def _torchvision_models(name: str) -> ModuleType:
         raise ArgumentValueError(
             "model",
             f"must be mlp or cnn where torchvision cannot be imported ({error}), got {name!r}: "
-            "pip install 'jocor-fast[vision]' brings the torchvision that fits",
+            "pip install torchvision brings one that fits this torch",
         ) from error
     names = models.list_models(module=models)
     if name not in names:

@@ -25,9 +25,7 @@ class TensorBoardLog:
         try:
             from torch.utils.tensorboard import SummaryWriter  # takes a second
         except ImportError as error:
-            raise MissingTensorBoard(
-                f"needs the package tensorboard ({error}): pip install 'jocor-fast[tensorboard]'"
-            ) from error
+            raise MissingTensorBoard(f"needs the package tensorboard ({error}): pip install tensorboard") from error
         self._folder = run / FOLDER
         self._make_writer = SummaryWriter
         self._writer: Any = None

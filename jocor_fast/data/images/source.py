@@ -33,7 +33,7 @@ from jocor_fast.data.samples import Batch, InputSource
 from jocor_fast.errors import ArgumentValueError
 from jocor_fast.machine import usable_cores
 
-LOADERS = ("dali", "torchvision")
+LOADERS = ("dali", "pillow")
 FASTER_ON_CPU = "the faster one, see benchmarks/results/loader_cpu.md"
 BATCHES_AHEAD = 3  # that threads read while one is trained on
 
@@ -45,7 +45,7 @@ class ImageInputs:
     Attributes:
         images: the files.
         preprocessing: what becomes of each image.
-        loader: "dali" or "torchvision".
+        loader: "dali" or "pillow".
         bad_files: shared by all parts of a run.
         seed: of the random crops.
     """
@@ -211,20 +211,20 @@ def choose_loader(asked: str, device: torch.device) -> tuple[str, str]:
     """The loader of a run, and why it is this one.
 
     Args:
-        asked: "dali"; "torchvision" (Pillow and torch, as its transforms do it; always there); or "auto".
+        asked: "dali"; "pillow" (Pillow, and torch as torchvision's transforms use it; always there); or "auto".
 
     Raises:
         DataError: DALI was asked for and cannot be imported.
     """
-    if asked == "torchvision":
+    if asked == "pillow":
         return asked, ""
     try:
         importlib.import_module("jocor_fast.data.images.dali_decoder")
     except ImportError as error:
-        sentence = f"{error}: pip install 'jocor-fast[dali]'"
+        sentence = f"{error}: pip install nvidia-dali-cuda130"
         if asked == "dali":
-            raise ArgumentValueError("loader", f"must be torchvision where {sentence}") from None
-        return "torchvision", sentence
+            raise ArgumentValueError("loader", f"must be pillow where {sentence}") from None
+        return "pillow", sentence
     if asked == "dali":
         return asked, ""
     return "dali", FASTER_ON_CPU if device.type == "cpu" else "it decodes on the GPU"
