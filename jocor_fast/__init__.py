@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from jocor_fast._command import end_at_once_on_interrupt, end_command
 
 if TYPE_CHECKING:
+    from jocor_fast import noise
+    from jocor_fast.diagnosis.wrong_labels import audit
     from jocor_fast.estimator import JoCoRClassifier
+    from jocor_fast.training import train
 
 end_at_once_on_interrupt()
 try:
-    from jocor_fast import noise, reference, schedules
+    from jocor_fast import reference, schedules
     from jocor_fast._extension import build_info
-    from jocor_fast.diagnosis.wrong_labels import audit
     from jocor_fast.forward_correction import forward_corrected_loss
     from jocor_fast.losses import (
         CoTeachingOutput,
@@ -27,7 +30,6 @@ try:
         num_keep,
         select_small_loss,
     )
-    from jocor_fast.training import train
 except ImportError as error:
     end_command(error)
     raise
@@ -55,12 +57,22 @@ __all__ = [
     "train",
 ]
 
+# What needs more than the losses do, by the module that is imported when the name is first used.
+_LAZY = {
+    "JoCoRClassifier": "jocor_fast.estimator",
+    "audit": "jocor_fast.diagnosis.wrong_labels",
+    "noise": "jocor_fast.noise",
+    "train": "jocor_fast.training",
+}
+
 
 def __getattr__(name: str) -> Any:
-    """`JoCoRClassifier` when it is asked for: scikit-learn takes a second to import."""
-    if name != "JoCoRClassifier":
+    if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from jocor_fast.estimator import JoCoRClassifier
+    module = importlib.import_module(_LAZY[name])
+    globals()[name] = module if module.__name__ == f"{__name__}.{name}" else getattr(module, name)
+    return globals()[name]
 
-    globals()[name] = JoCoRClassifier
-    return JoCoRClassifier
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LAZY})

@@ -58,6 +58,25 @@ def test_the_library_its_help_and_a_run_start_without_slow_imports() -> None:
         _ = jf.JoCorClassifier
 
 
+@pytest.mark.parametrize("module", ["losses", "forward_correction", "reference", "schedules", "methods"])
+def test_the_losses_are_imported_without_the_trainer(module: str) -> None:
+    trainer = {f"jocor_fast.{wing}" for wing in ("engine", "runs", "config", "report", "cli", "training", "models")}
+    if module != "methods":  # which need the estimate of a noise matrix, and with it arrays of labels
+        trainer |= {"jocor_fast.data", "jocor_fast.noise"}
+    code = f"import sys, jocor_fast.{module}; print(sorted({trainer} & set(sys.modules)))"
+    done = python("-c", code)
+    assert done.stdout == "[]\n", done.stderr
+
+
+def test_what_is_imported_late_is_there_as_any_other_name() -> None:
+    code = (
+        "import jocor_fast as jf; missing = set(jf.__all__) - set(dir(jf)); "
+        "print(missing, jf.noise.symmetric(2, 0.5).tolist(), jf.train.__name__, jf.audit.__name__)"
+    )
+    done = python("-c", code)
+    assert done.stdout == "set() [[0.5, 0.5], [0.5, 0.5]] train audit\n", done.stderr
+
+
 @cache
 def noisy_digits() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """700 digits as features, their labels with 30 % of them wrong, and the true ones; as strings."""
