@@ -200,9 +200,9 @@ def _noisy_labels(config: Config, dataset: Dataset | ImageDataset) -> _NoisyLabe
     if config["noise_matrix"] is not None:
         transition = read_transition(config["noise_matrix"], num_classes)
     elif config["noise"] is None or (config["noise"] == "clean" and not own_are_clean):
-        clean = own if own_are_clean else column
         estimate = dataset.noise_estimate if isinstance(dataset, ImageDataset) else None
-        return _NoisyLabels(own, clean, estimate, "the share of wrong labels among the images with a clean label too")
+        reason = "the share of wrong labels among the clean training images that have a noisy label too"
+        return _NoisyLabels(own, own if own_are_clean else column, estimate, reason)
     else:
         with config.naming(kind="noise", rate="noise_rate"):
             transition = transition_matrix(config["noise"], num_classes, config["noise_rate"], dataset.name)

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from jocor_fast.data.images.preprocessing import CROP
-from jocor_fast.errors import DataError
+from jocor_fast.errors import ArgumentValueError, DataError
 
 SMALLEST_CROP = 8  # cnn halves it three times
 MOST_TRIED = 100  # where none of so many files can be read, the folder is wrong, not the files
@@ -79,7 +79,7 @@ class ImageDataset:
     def at_size(self, crop: int) -> ImageDataset:
         """The same images with another crop, resized to as much more than that as before."""
         if crop < SMALLEST_CROP:
-            raise ValueError(f"image_size must be at least {SMALLEST_CROP}, got {crop}")
+            raise ArgumentValueError("image_size", f"must be at least {SMALLEST_CROP}, got {crop}")
         height, width = (self.resize, self.resize) if isinstance(self.resize, int) else self.resize
         height, width = round(height * crop / self.crop), round(width * crop / self.crop)
         return replace(self, resize=height if isinstance(self.resize, int) else (height, width), crop=crop)
