@@ -109,7 +109,7 @@ def test_stopping_it_stops_its_runs(signal_sent: int, code: int, sentence: str) 
     process.send_signal(signal_sent)
     _, error = process.communicate()
     assert process.returncode == code
-    assert error == f"jocor-fast: error: {sentence}; the same command goes on where this one stopped\n"
+    assert error == f"jocor-fast: error: {sentence}; the same command continues where this one stopped\n"
     summary = json.loads((metrics.parent / "summary.json").read_text(encoding="utf-8"))
     assert summary["status"] == "interrupted"
     size = metrics.stat().st_size

@@ -18,7 +18,6 @@ from jocor_fast.config.resolve import Config, resolve
 from jocor_fast.data.arrays import user_path
 from jocor_fast.data.catalogue import load_dataset
 from jocor_fast.errors import ConfigError, RunError
-from jocor_fast.files.whole_file import write_text
 from jocor_fast.machine import usable_cores
 from jocor_fast.methods import METHODS
 from jocor_fast.noise.kinds import Noise
@@ -26,22 +25,21 @@ from jocor_fast.paper.experiments import EXPERIMENTS, Cell, Experiment
 from jocor_fast.paper.plan import print_plan
 from jocor_fast.paper.queue_progress import make_runs
 from jocor_fast.paper.reproduction import (
-    CSV_COLUMNS,
     CellResult,
     Figure,
     draw_results,
     read_cell,
     results_table,
     seeds_at_hand,
+    write_tables,
 )
 from jocor_fast.paper.run_queue import QueuedRun, check_earlier_run
 from jocor_fast.report.screen import counted, listed, say, say_subjects
-from jocor_fast.report.tables import csv_text
 from jocor_fast.schedules import trained_epochs
 
 SUMMARY = "several methods and seeds side by side: a table and a figure"
 USAGE = "NAME [OPTIONS]"
-HOW_TO_GO_ON = "the same command goes on where this one stopped"
+HOW_TO_GO_ON = "the same command continues where this one stopped"
 REPORTS = ("best", "last")
 MOST_SEEDS = 1000  # two hundred times the paper's; every run is listed before the first one starts
 
@@ -49,18 +47,17 @@ MOST_SEEDS = 1000  # two hundred times the paper's; every run is listed before t
 def _experiment_line(experiment: Experiment) -> str:
     names = [METHODS[name].title for name in experiment.methods]
     names += [f"λ = {co_lambda:g}" for co_lambda in experiment.co_lambdas]
-    size = f"{experiment.seeds} seeds each" + (
-        f", under {experiment.minutes:g} minutes on two cores" if experiment.minutes else ""
-    )
-    return f"  {experiment.name:<10} {experiment.title}:\n      {', '.join(names)}\n      {size}"
+    time = f", under {experiment.minutes:g} minutes on two cores" if experiment.minutes else ""
+    heading = f"  {experiment.name:<10} {experiment.title}:"
+    return f"{heading}\n      {', '.join(names)}\n      {experiment.seeds} seeds each{time}"
 
 
 _EXPERIMENT_LINES = "\n".join(map(_experiment_line, EXPERIMENTS.values()))
 DESCRIPTION = f"""\
 Run an experiment: methods side by side, each with several seeds, then a table
-and a figure, beside the paper's figures where it has them. Runs that are
-finished already are not repeated, so that the same command goes on where an
-earlier one stopped. --dry-run says what there is to do and how long it takes.
+and a figure, with the paper's figures where it has them. Runs that are finished
+already are not repeated: the same command continues where an earlier one
+stopped. --dry-run prints what there is to do and how long it takes.
 
 experiments
 {_EXPERIMENT_LINES}"""
@@ -111,9 +108,11 @@ class Reproduction:
 
     Attributes:
         figure: what a run stands for in the table.
-        chosen: the cells to run; `cells`: all that the table shows.
-        seeds: the seeds to run.
-        output: the folder of the runs; `results`: that of the table and the figure.
+        chosen: the cells to run.
+        cells: all that the table shows.
+        seeds: those to run.
+        output: the folder of the runs.
+        results: the folder of the table and the figure.
     """
 
     experiment: Experiment
@@ -129,12 +128,10 @@ class Reproduction:
         """Read the flags; what is wrong with one is a ConfigError that names it."""
         experiment = _experiment(arguments.experiment, arguments.dataset)
         overrides = _overrides(arguments)
-        chosen = experiment.cells(
-            _methods(arguments.methods, experiment), _noises(arguments.noise, experiment), **overrides
-        )
+        methods, noises = _methods(arguments.methods, experiment), _noises(arguments.noise, experiment)
+        chosen = experiment.cells(methods, noises, **overrides)
         recipe = "-published" if arguments.recipe == "published" else ""
-        usual = f"runs/reproduce-{experiment.dataset}{recipe}"
-        output = user_path(usual if arguments.output is None else arguments.output)
+        output = user_path(arguments.output or f"runs/reproduce-{experiment.dataset}{recipe}")
         return Reproduction(
             experiment=experiment,
             figure=Figure(_report_kind(arguments, experiment), experiment.averaged_epochs),
@@ -145,22 +142,17 @@ class Reproduction:
             results=output / experiment.folder,
         )
 
-    def seeds_of(self, cell: Cell) -> list[int]:
-        """The seeds of a cell in the table: those to run, and whatever else is there already."""
-        asked = set(self.seeds) if cell in self.chosen else set[int]()
-        return sorted(asked.union(seeds_at_hand(self.output, cell))) or list(self.seeds)
+    def read(self, runs: Sequence[QueuedRun]) -> list[CellResult]:
+        """Return every cell of the table, from the files of its runs; of `runs` it is known which have failed.
 
-    def read(self, failed: Sequence[QueuedRun]) -> list[CellResult]:
-        """Every cell of the table, from the files of its runs."""
-        folders = {run.folder for run in failed}
-        return [read_cell(self.output, cell, self.seeds_of(cell), self.figure, folders) for cell in self.cells]
-
-    def write_table(self, results: Sequence[CellResult]) -> None:
-        """Write table.md and table.csv."""
-        self.results.mkdir(parents=True, exist_ok=True)
-        table = results_table(results, self.experiment.title, self.experiment.notes)
-        write_text(self.results / "table.md", table.markdown())
-        write_text(self.results / "table.csv", csv_text(CSV_COLUMNS, [result.csv_row() for result in results]))
+        The seeds of a cell are those to run, and whatever else is there already.
+        """
+        failed, results = {run.folder for run in runs if run.error is not None}, []
+        for cell in self.cells:
+            asked = set(self.seeds) if cell in self.chosen else set[int]()
+            seeds = sorted(asked.union(seeds_at_hand(self.output, cell))) or self.seeds
+            results.append(read_cell(self.output, cell, seeds, self.figure, failed))
+        return results
 
 
 def run(arguments: argparse.Namespace, console: Console) -> int:
@@ -185,14 +177,14 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
         # Once, before the first run: what is absent or unknown is said at once, and no two runs download the same.
         load_dataset(experiment.dataset, arguments.data_root, announce=partial(say, console))
 
-        def rewrite_table() -> None:
-            asked.write_table(asked.read([run for run in left if run.error is not None]))
+        def rewrite_tables() -> None:
+            write_tables(asked.read(left), experiment, asked.results)
 
-        make_runs(left, runs, jobs=jobs, threads=experiment.threads, console=console, on_end=rewrite_table)
+        make_runs(left, runs, jobs=jobs, threads=experiment.threads, console=console, on_end=rewrite_tables)
     else:
         say(console, f"all {len(runs)} runs are finished already")
+    _report(asked, asked.read(left), console)
     failed = [run for run in left if run.error is not None]
-    _report(asked, asked.read(failed), console)
     if failed:
         raise RunError(f"{len(failed)} of {len(left)} runs failed, first {failed[0].name}: {failed[0].error}")
     return 0
@@ -220,7 +212,7 @@ def _methods(text: str | None, experiment: Experiment) -> tuple[str, ...]:
 
 
 def _noises(text: str | None, experiment: Experiment) -> tuple[Noise, ...]:
-    """The experiment's noises by name; "asymmetric" also finds the published variant."""
+    """Return the experiment's noises by name; "asymmetric" also finds the published variant."""
     if text is None:
         return experiment.noises
     chosen = []
@@ -263,7 +255,7 @@ def _overrides(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _config(cell: Cell, seed: int) -> Config:
-    """The settings of a run, resolved as `train` does it, so that a wrong one is told before any run."""
+    """Return the settings of a run, resolved as `train` does it: a wrong one is an error before any run."""
     return resolve({name: str(value) for name, value in cell.run_settings(seed).items()})
 
 
@@ -277,14 +269,14 @@ def _queued(cell: Cell, seed: int, output: Path) -> QueuedRun:
 
 
 def _plan(left: int, planned: int) -> str:
-    """ "4 runs (2 of 6 are finished already)"."""
+    """Return "4 runs (2 of 6 are finished already)"."""
     done = planned - left
     finished = f" ({done} of {planned} {'is' if done == 1 else 'are'} finished already)" if done else ""
     return counted(left, "run") + finished
 
 
 def _default_jobs(device: str, experiment: Experiment) -> int:
-    """As many runs as the CPU has cores and memory for; on a GPU those that share one, with a core each."""
+    """Return as many runs as the CPU has cores and memory for; on a GPU those that share one, with a core each."""
     cores = usable_cores()
     if parse_device(device).type == "cuda":
         return min(cores, experiment.gpu_runs)
@@ -301,7 +293,7 @@ def _print_heading(asked: Reproduction, console: Console) -> None:
 
 
 def _report(asked: Reproduction, results: Sequence[CellResult], console: Console) -> None:
-    asked.write_table(results)
+    write_tables(results, asked.experiment, asked.results)
     draw_results(results, asked.results / "curves.png", asked.experiment.title)
     console.print(results_table(results, asked.experiment.title, brief=True).rich())
     if asked.experiment.name == "digits":

@@ -8,16 +8,19 @@ from pathlib import Path
 from typing import Any
 
 from jocor_fast.files.names import METRICS, read_error, read_metrics, read_summary
-from jocor_fast.paper.experiments import Cell
+from jocor_fast.files.whole_file import write_text
+from jocor_fast.paper.experiments import Cell, Experiment
 from jocor_fast.paper.results import PaperResult, paper_result
 from jocor_fast.report.curves import draw_comparison
+from jocor_fast.report.metrics import PRECISION, TEST, VALIDATION, shown
 from jocor_fast.report.summary import STD_DDOF, best_epoch, last_mean, mean_and_std
-from jocor_fast.report.tables import TextTable, percent, percent_with_std
+from jocor_fast.report.tables import TextTable, csv_text, percent, percent_with_std
 
 CSV_COLUMNS = (
     "dataset", "noise", "rate", "method", "n", "mean", "std", "ddof", "label_precision", "best",
     "paper_mean", "paper_std", "difference", "status",
 )  # fmt: skip
+BEST_EPOCH = "best epoch"
 
 
 @dataclass(frozen=True)
@@ -39,13 +42,13 @@ class Figure:
             return "test accuracies at each run's epoch of the best validation accuracy"
         return "means over the last ten epochs of each run" if self.averaged_epochs > 1 else "each run's last epoch"
 
-    def of(self, name: str, summary: Mapping[str, Any], metrics: Sequence[Mapping[str, Any]]) -> float | None:
-        """A field of metrics.jsonl as the figure of a finished run; None where it has none."""
+    def of(self, name: str, metrics: Sequence[Mapping[str, Any]]) -> float | None:
+        """Return a field of metrics.jsonl as the figure of a finished run; None where it has none."""
         if self.report == "best":
-            best = summary["best_by_validation"]
-            source = next((line for line in metrics if best is not None and line["epoch"] == best["epoch"]), {})
+            validated = [line for line in metrics if line[VALIDATION] is not None]
+            source = max(validated, key=lambda line: line[VALIDATION], default={})
         else:
-            source = last_mean(metrics) if self.averaged_epochs > 1 else summary["last"]
+            source = last_mean(metrics) if self.averaged_epochs > 1 else metrics[-1]
         value: float | None = source.get(name)
         return value
 
@@ -57,7 +60,7 @@ class CellResult:
     Attributes:
         figure: what a run stands for.
         planned: the seeds that belong to the cell.
-        metrics, summaries: of the finished runs, by seed.
+        metrics: the lines of metrics.jsonl of the finished runs, by seed.
         missing: why the others are, by seed ("not run", "diverged", "failed", "interrupted", "unfinished").
     """
 
@@ -65,7 +68,6 @@ class CellResult:
     figure: Figure
     planned: tuple[int, ...]
     metrics: Mapping[int, list[dict[str, Any]]]
-    summaries: Mapping[int, dict[str, Any]]
     missing: Mapping[int, str]
 
     @property
@@ -76,8 +78,8 @@ class CellResult:
     @property
     def counted(self) -> str:
         """ "2/3", or "not run"."""
-        begun = self.summaries or set(self.missing.values()) != {"not run"}
-        return f"{len(self.summaries)}/{len(self.planned)}" if begun else "not run"
+        begun = self.metrics or set(self.missing.values()) != {"not run"}
+        return f"{len(self.metrics)}/{len(self.planned)}" if begun else "not run"
 
     @property
     def why_missing(self) -> str:
@@ -95,26 +97,23 @@ class CellResult:
         return paper_result(cell.dataset, cell.noise.kind, cell.noise.rate, cell.method, report=self.figure.report)
 
     def csv_row(self) -> dict[str, Any]:
-        """The row of table.csv, in fractions; the paper's figures are left out where the paper has none."""
-        mean, std = mean_and_std(self._figures("test_accuracy"))
-        precisions = self._figures("label_precision")
-        whole = len(precisions) == len(self.summaries)  # a run that trained on nothing in its last epochs has none
-        precision, _ = mean_and_std(precisions if whole else ())
-        best, _ = mean_and_std(
-            line["test_accuracy"] for line in map(best_epoch, self.metrics.values()) if line is not None
-        )
+        """Return the row of table.csv, in fractions; None is what does not apply."""
+        mean, std = mean_and_std(self._figures(TEST))
+        precisions = self._figures(PRECISION)
+        whole = len(precisions) == len(self.metrics)  # a run that trained on nothing in its last epochs has none
+        best = [line[TEST] for line in map(best_epoch, self.metrics.values()) if line is not None]
         paper = self.paper
         return {
             "dataset": self.cell.dataset,
             "noise": self.cell.noise.kind,
             "rate": self.cell.noise.rate,
             "method": self.cell.name,
-            "n": len(self.summaries),
+            "n": len(self.metrics),
             "mean": mean,
             "std": std,
             "ddof": STD_DDOF,
-            "label_precision": precision,
-            "best": best,
+            "label_precision": mean_and_std(precisions if whole else ())[0],
+            "best": mean_and_std(best)[0],
             "paper_mean": paper.mean if paper else None,
             "paper_std": paper.std if paper else None,
             "difference": mean - paper.mean if paper and mean is not None else None,
@@ -122,8 +121,26 @@ class CellResult:
         }
 
     def _figures(self, name: str) -> list[float]:
-        values = (self.figure.of(name, summary, self.metrics[seed]) for seed, summary in self.summaries.items())
+        values = (self.figure.of(name, metrics) for metrics in self.metrics.values())
         return [value for value in values if value is not None]
+
+    def texts(self, *, brief: bool) -> dict[str, str]:
+        """Return every column that a row for people may have."""
+        row, paper = self.csv_row(), self.paper
+        target = ""
+        if paper is not None and row["mean"] is not None and self.cell.is_as_long_as_the_papers:
+            target = "met" if paper.met_by(row["mean"]) else "missed"
+        return {
+            "noise": self.cell.noise.title,
+            "method": self.cell.title,
+            shown(TEST).title: percent_with_std(row["mean"], row["std"]),
+            shown(PRECISION).title: percent(row["label_precision"]),
+            BEST_EPOCH: percent(row["best"]),
+            "paper": percent_with_std(paper.mean, None if brief else paper.std) if paper else "",
+            "difference": "" if row["difference"] is None else f"{100 * row['difference']:+.2f}",
+            "target": target,
+            "runs": self.counted if brief else self.status,
+        }
 
 
 def read_cell(
@@ -132,18 +149,19 @@ def read_cell(
     """Collect a cell's runs from OUTPUT/<cell>/seed<N>.
 
     Args:
+        output: OUTPUT.
+        cell: whose runs.
         seeds: those that belong to the cell, with or without a folder.
+        figure: what a run stands for.
         failed: the folders of runs that have just ended with an error.
     """
     metrics: dict[int, list[dict[str, Any]]] = {}
-    summaries: dict[int, dict[str, Any]] = {}
     missing: dict[int, str] = {}
     for seed in seeds:
         folder = output / cell.run_folder(seed)
-        summary = read_summary(folder)
-        status = summary.get("status")
+        status = read_summary(folder).get("status")
         if status == "finished":
-            metrics[seed], summaries[seed] = read_metrics(folder), summary
+            metrics[seed] = read_metrics(folder)
         elif status != "diverged" and folder in failed:
             missing[seed] = "failed"
         elif status is not None:
@@ -152,11 +170,11 @@ def read_cell(
             missing[seed] = "failed"
         else:
             missing[seed] = "unfinished" if (folder / METRICS).exists() else "not run"
-    return CellResult(cell, figure, tuple(seeds), metrics, summaries, missing)
+    return CellResult(cell, figure, tuple(seeds), metrics, missing)
 
 
 def seeds_at_hand(output: Path, cell: Cell) -> list[int]:
-    """The seeds of a cell that have a folder, in order."""
+    """Return the seeds of a cell that have a folder, in order."""
     folders = (output / cell.run_folder(0)).parent.glob("seed*")
     names = (folder.name.removeprefix("seed") for folder in folders)
     return sorted(int(name) for name in names if name.isdecimal())
@@ -165,20 +183,20 @@ def seeds_at_hand(output: Path, cell: Cell) -> list[int]:
 def results_table(
     results: Sequence[CellResult], title: str, notes: Sequence[str] = (), *, brief: bool = False
 ) -> TextTable:
-    """The table for people, in percent; the paper's figures and whether they are met where the paper has any.
+    """Return the table for people, in percent; whether the paper's figures are met where the paper has any.
 
     `brief`: only as much as fits a terminal of 80 columns, and what is missing below it.
     """
     compared = any(result.paper for result in results)
-    wanted = ["noise", "method", "test accuracy", "label precision", "best epoch", "runs"]
-    if compared:
-        beside = ["paper", "target"] if brief else ["best epoch", "paper", "difference", "target"]
-        wanted[4:5] = beside
+    columns = ["noise", "method", shown(TEST).title, shown(PRECISION).title]
+    columns += [] if compared and brief else [BEST_EPOCH]
+    columns += (["paper", "target"] if brief else ["paper", "difference", "target"]) if compared else []
+    columns.append("runs")
     note = (
         f"Test accuracy and label precision: {results[0].figure.text}, "
         f"then mean ± standard deviation (ddof {STD_DDOF}) over runs."
     )
-    if "best epoch" in wanted:
+    if BEST_EPOCH in columns:
         note += " Best epoch: chosen by the test labels, so not a result to report."
     if compared and all(result.cell.is_as_long_as_the_papers for result in results):
         note += (
@@ -188,41 +206,27 @@ def results_table(
     elif compared:
         note += " Target: none, for these runs have other numbers of epochs than the paper's."
     if brief:
-        notes = [
-            f"{result.cell.title}, {result.cell.noise.title}: {result.why_missing}"
-            for result in results
-            if result.why_missing
-        ]
-    texts = [_texts(result, brief=brief) for result in results]
+        missing = [result for result in results if result.why_missing]
+        notes = [f"{result.cell.title}, {result.cell.noise.title}: {result.why_missing}" for result in missing]
+    texts = [result.texts(brief=brief) for result in results]
     return TextTable(
-        tuple(name.removeprefix("test ").removeprefix("label ") if brief else name for name in wanted),
-        [tuple(row[name] for name in wanted) for row in texts],
+        tuple(name.removeprefix("test ").removeprefix("label ") if brief else name for name in columns),
+        [tuple(row[name] for name in columns) for row in texts],
         title=f"{title} (in %)",
         text_columns=2,
         note=("\n" if brief else "\n\n").join([note, *notes]),
     )
 
 
-def _texts(result: CellResult, *, brief: bool) -> dict[str, str]:
-    """Every column that a row may have."""
-    row, paper = result.csv_row(), result.paper
-    done = paper is not None and row["mean"] is not None
-    held = done and result.cell.is_as_long_as_the_papers
-    return {
-        "noise": result.cell.noise.title,
-        "method": result.cell.title,
-        "test accuracy": percent_with_std(row["mean"], row["std"]),
-        "label precision": percent(row["label_precision"]),
-        "best epoch": percent(row["best"]),
-        "paper": percent_with_std(paper.mean, None if brief else paper.std) if paper else "",
-        "difference": f"{100 * row['difference']:+.2f}" if done else "",
-        "target": ("met" if paper.met_by(row["mean"]) else "missed") if paper and held else "",
-        "runs": result.counted if brief else result.status,
-    }
+def write_tables(results: Sequence[CellResult], experiment: Experiment, folder: Path) -> None:
+    """Write table.md and table.csv."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_text(folder / "table.md", results_table(results, experiment.title, experiment.notes).markdown())
+    write_text(folder / "table.csv", csv_text(CSV_COLUMNS, [result.csv_row() for result in results]))
 
 
 def draw_results(results: Sequence[CellResult], path: Path, title: str) -> None:
-    """Test accuracy and label precision against epochs: a column a noise type, a line a method."""
+    """Draw test accuracy and label precision against epochs: a column a noise type, a line a method."""
     panels: dict[str, dict[str, list[list[dict[str, Any]]]]] = {}
     for result in results:
         methods = panels.setdefault(result.cell.noise.title, {})
