@@ -92,7 +92,7 @@ class AuditedRun:
     Attributes:
         title: what was trained on.
         found: the audit, over the samples that were trained on.
-        task: the data; None for a run of `jf.train`, whose arrays nobody kept.
+        task: the data; None for a run of `jf.train`, whose arrays are not kept.
         labels: what a file of labels calls each class.
         names: what people call it.
     """

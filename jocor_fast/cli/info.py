@@ -101,7 +101,7 @@ def _version(distribution: str) -> str | None:
 
 
 def _importable(module: str, distributions: tuple[str, ...]) -> str:
-    """The version of a module that is there and works, or what is wrong with it."""
+    """Return the version of a module that is there and works, or what is wrong with it."""
     versions = [version for version in map(_version, distributions) if version is not None]
     if not versions:
         return "is not installed"

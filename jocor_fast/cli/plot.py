@@ -63,7 +63,7 @@ def _runs(folder: Path) -> list[ComparedRun]:
 def _noise_matrices(
     runs: Sequence[ComparedRun], data_root: str | None, console: Console
 ) -> tuple[dict[str, np.ndarray], Sequence[str] | None]:
-    """The realised matrix of each data title, from its first run, with F-correction's estimates beside it.
+    """Return the realised matrix of each data title, from its first run, and F-correction's estimates.
 
     Where there is none, a line says why. Class names only where all matrices are of one data set.
     """
@@ -89,7 +89,7 @@ def _noise_matrices(
 
 
 def _estimates(runs: Sequence[ComparedRun], titles: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The matrices that F-correction estimated, one a data title, for those whose truth is drawn."""
+    """Return the matrices that F-correction estimated, one a data title, for those whose truth is drawn."""
     found: dict[str, np.ndarray] = {}
     for run in runs:
         estimate = read_summary(run.folder).get("transition")

@@ -29,14 +29,14 @@ from jocor_fast.schedules import trained_epochs
 
 SUMMARY = "find λ by validation accuracy, over the paper's grid"
 USAGE = "[OPTIONS]"
-HOW_TO_GO_ON = "the same command goes on where this one stopped"
+HOW_TO_GO_ON = "the same command continues where this one stopped"
 DESCRIPTION = """\
 Find λ, the weight of the agreement between the networks: a JoCoR run for every
 value of the grid, all with one seed, compared at a few epochs; each time the
-better half goes on. They are compared on a part of the training data that is
-held out: on the noisy labels that are presumably right (--val-labels
+better half is trained further. They are compared on a part of the training data
+that is held out: on the noisy labels that are presumably right (--val-labels
 small-loss), or on the clean ones where there are some. No run gets test data.
-The same command goes on where an earlier one stopped.
+The same command continues where an earlier one stopped.
 
 Other options are those of `train`, for every run."""
 
@@ -59,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, console: Console) -> int:
-    """Search, and write and print what is found; 1 if no run came through."""
+    """Search, and write and print what is found; a RunError if no run came through."""
     search = Search.of(arguments, console)
     search.print_heading(console)
     candidates, scores, chosen = list(search.grid), dict[int, dict[float, float | None]](), dict[int, list[float]]()
@@ -117,11 +117,11 @@ class Search:
         )
 
     def print_heading(self, console: Console) -> None:
-        """What is about to be done."""
+        """Print what is about to be done."""
         values = f"{self.grid[0]:g} … {self.grid[-1]:g}" if len(self.grid) > 1 else f"{self.grid[0]:g}"
         subjects = {
             "λ": f"{len(self.grid)} values, {values}",
-            "compared": f"at epoch {' and '.join(map(str, self.rungs))}, the better half goes on",
+            "compared": f"at epoch {' and '.join(map(str, self.rungs))}, the better half is trained further",
             "on": self.validation,
             "runs": f"{self.jobs} at a time, in {self.output}",
         }
@@ -150,7 +150,7 @@ class Search:
         return self.output / f"lambda-{number_in_name(co_lambda)}"
 
     def command(self, co_lambda: float) -> str:
-        """The command line that trains with a λ, on all of the training data."""
+        """Return the command line that trains with a λ, on all of the training data."""
         return f"jocor-fast {shlex.join(['train', *flags_of({**self.said, 'co_lambda': co_lambda})])}"
 
     def write(self, result: SearchResult) -> None:
@@ -173,7 +173,7 @@ class Search:
 
 
 def _config_and_task(flags: Mapping[str, str | bool], file: str | None, console: Console) -> tuple[Config, Task]:
-    """The settings of the runs but for λ, and what they will learn from.
+    """Return the settings of the runs but for λ, and what they will learn from.
 
     Where the data set brings no validation set, and no share to hold out is given, it is `VAL_FRACTION`.
     """
@@ -187,13 +187,12 @@ def _config_and_task(flags: Mapping[str, str | bool], file: str | None, console:
         return config, build_task(config, announce=partial(say, console))
 
     said = {*flags, *from_file}
-    labels = {} if "val_labels" in said else {"val_labels": VAL_LABELS}
-    if "val_fraction" in said:
-        config, task = tried(**labels)
-    else:
-        config, task = tried() if "val_labels" not in said else tried(val_fraction=VAL_FRACTION)
-        if task.val is None:
-            config, task = tried(val_fraction=VAL_FRACTION, **labels)
+    if not said & {"val_fraction", "val_labels"}:
+        config, task = tried()
+        if task.val is not None:
+            return config, task
+    held_out = {"val_fraction": VAL_FRACTION, "val_labels": VAL_LABELS}
+    config, task = tried(**{name: value for name, value in held_out.items() if name not in said})
     if task.val is None:
         raise ConfigError(f"{config.label('val_fraction')} must be above 0: λ is chosen by what is held out")
     return config, task
@@ -213,16 +212,16 @@ def _grid(text: str | None) -> tuple[float, ...]:
 
 def _validation_text(config: Config, task: Task) -> str:
     assert task.val is not None
-    count = len(task.val.labels)
+    count = f"{len(task.val.labels):,}"
     if config["val_fraction"] == 0:
-        return f"the {count:,} validation samples of {task.dataset.name}"
-    held_out = f"{count:,} samples held out"
+        return f"the {count} validation samples of {task.dataset.name}"
     if config["val_labels"] == "small-loss":
-        return f"{held_out}, of them the {percent(task.val.keep_rate)} % with the smallest loss, by their noisy labels"
-    return f"{held_out}, by their {config['val_labels']} labels"
+        share = percent(task.val.keep_rate)
+        return f"{count} samples held out, of them the {share} % with the smallest loss, by their noisy labels"
+    return f"{count} samples held out, by their {config['val_labels']} labels"
 
 
 def _default_jobs(config: Config) -> int:
-    """A run a core; one on a GPU."""
+    """Return how many runs are made at once: one a core; one on a GPU."""
     with config.engine_complaints():
         return 1 if resolve_device(config["device"]).type == "cuda" else usable_cores()

@@ -27,7 +27,7 @@ def audit_page(
     most: int,
     paths: Sequence[str] | None = None,
 ) -> str:
-    """The page's text.
+    """Return the page's text.
 
     Args:
         labels: how a file of labels calls each class; the page exports these.
@@ -61,7 +61,7 @@ def audit_page(
 
 
 def shown_samples(found: Audit, most: int) -> np.ndarray:
-    """The samples to show, the most suspicious first: an equal share of `most` for each given label.
+    """Return the samples to show, the most suspicious first: an equal share of `most` for each given label.
 
     Only those that a network contradicts, as it does all whose label is taken for wrong.
     """

@@ -8,7 +8,7 @@ it, for a sample with given label y that the networks take for class a:
 
 p(y) is the moving mean of the probability, averaged over the networks; T[i, j], how often what is taken for i is
 labelled j, is counted over all samples. Without T a sample that is merely hard, such as a 4 that looks like a 9, ranks
-above a 7 that somebody has labelled 1 on purpose: on MNIST with asymmetric noise of 40 % the average precision is
+above a 7 that was labelled 1 on purpose: on MNIST with asymmetric noise of 40 % the average precision is
 .81, with it .96. ε holds back the certainty of networks about what they were trained on, and h says how many
 independent witnesses they are: one alone is one, two that were trained to agree are more than one and fewer than two.
 A label that no network contradicts is as probably right, at least: networks that have learnt little are sure of
@@ -92,7 +92,7 @@ def audit(run: Run | str | os.PathLike[str]) -> Audit:
 
 
 def audit_history(history: SampleStatistics, num_classes: int | None = None) -> Audit:
-    """`audit` of a history; C is one more than the highest class in it unless `num_classes` says more."""
+    """Return the `audit` of a history; C is one more than the highest class in it unless `num_classes` says more."""
     given, prediction = history.labels, history.prediction
     seen = history.seen > 0
     highest = max(int(given.max(initial=0)), int(prediction.max(initial=0)))
@@ -128,27 +128,27 @@ def audit_history(history: SampleStatistics, num_classes: int | None = None) -> 
 
 
 def _shares(true: np.ndarray, labelled: np.ndarray, classes: int) -> np.ndarray:
-    """How often what is i is labelled j, [C, C] of rows that sum to 1; a class without samples keeps its label."""
+    """Return how often i is labelled j, [C, C] of rows that sum to 1; a class without samples keeps its label."""
     known = true >= 0
     return rows_of_counts(pair_counts(true[known], labelled[known], classes))
 
 
 def _contradiction(history: SampleStatistics) -> np.ndarray:
-    """The prediction that is not the given label, of the network that gives the label the least; −1 without one."""
+    """Return the prediction that is not the given label, of the network that doubts the label most; −1 for none."""
     against = np.where(history.prediction != history.labels, history.prediction, -1)
     doubt = np.where(against >= 0, -np.nan_to_num(history.probability), -np.inf)
     return np.take_along_axis(against, doubt.argmax(axis=0)[None], axis=0)[0]
 
 
 def _likeliest_other(taken_for: np.ndarray) -> np.ndarray:
-    """For each label the other class that it most often stands for: what is wrong where nobody contradicts."""
+    """Return for each label the other class that it most often stands for, for where no network contradicts."""
     others = taken_for.copy()
     np.fill_diagonal(others, -1.0)
     return others.argmax(axis=0)
 
 
 def _score(history: SampleStatistics, taken_for: np.ndarray, other: np.ndarray, *, witnesses: float) -> np.ndarray:
-    """The probability that goes with the odds at the head of this file."""
+    """Return the probability that goes with the odds at the head of this file."""
     given, seen = history.labels, history.seen > 0
     mean = np.where(seen, history.probability.mean(axis=0), 1.0)
     bounded = LEAST_PROBABILITY + (1 - 2 * LEAST_PROBABILITY) * mean

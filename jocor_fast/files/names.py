@@ -20,7 +20,7 @@ MOST_CLASSES_IN_JSON = 100  # the noise matrix of more is a file of its own: of 
 
 
 def number_in_name(number: float) -> str:
-    """A number as names have it, and tables that tell numbers apart: as %g writes it where that says all of it.
+    """Return a number as names have it, and tables that tell numbers apart: as %g writes it where that says all of it.
 
     Two numbers never have one name.
     """
@@ -29,7 +29,7 @@ def number_in_name(number: float) -> str:
 
 
 def read_metrics(run: Path) -> list[dict[str, Any]]:
-    """The lines of RUN/metrics.jsonl up to one that is not whole; no file: no lines.
+    """Return the lines of RUN/metrics.jsonl up to one that is not whole; no file: no lines.
 
     The last may be still under way, or was cut by a full disk or a crash, which can leave zeros in its place.
     """
@@ -50,12 +50,12 @@ def read_metrics(run: Path) -> list[dict[str, Any]]:
 
 
 def read_summary(run: Path) -> dict[str, Any]:
-    """RUN/summary.json; empty where there is none, or it is not whole."""
+    """Return RUN/summary.json; empty where there is none, or it is not whole."""
     return read_json(run / SUMMARY) or {}
 
 
 def read_error(run: Path, start: int = 0) -> str | None:
-    """The sentence in RUN/train.log, from byte `start` on, that the run ended with; None where there is none."""
+    """Return the sentence in RUN/train.log, from byte `start` on, that the run ended with; None where there is none."""
     try:
         text = (run / LOG_NAME).read_bytes()[start:].decode(errors="replace")
     except FileNotFoundError:
@@ -65,7 +65,7 @@ def read_error(run: Path, start: int = 0) -> str | None:
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """The object in a file such as summary.json or config.json; None where there is no such file or it is not whole."""
+    """Return the object in a file such as summary.json; None where there is no such file or it is not whole."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, ValueError):

@@ -40,7 +40,7 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """What tells the cell apart under its noise: "jocor", or "jocor-lambda-0.05" where λ are compared."""
+        """The name of the cell under its noise: "jocor", or "jocor-lambda-0.05" where λ are compared."""
         if self.compared_lambda is None:
             return self.method
         return f"{self.method}-lambda-{number_in_name(self.compared_lambda)}"
@@ -59,16 +59,16 @@ class Cell:
         return bool(self.settings.get("epochs", epochs) == epochs)
 
     def run_folder(self, seed: int) -> str:
-        """Where a run of the cell lies below the experiment's output.
+        """Return where a run of the cell lies below the experiment's output.
 
-        A run that several experiments have in common lies in the same place for all of them, so that it is made once:
+        A run that several experiments have in common lies in the same place for all of them, and is made once:
         λ is named only where it is not the preset's.
         """
         usual = self.compared_lambda is None or self.compared_lambda == self.preset_lambda
         return f"{self.dataset}-{self.noise.name}/{self.method if usual else self.name}/seed{seed}"
 
     def run_settings(self, seed: int) -> dict[str, Any]:
-        """The settings of one run, by the option names of `jocor-fast train`.
+        """Return the settings of one run, by the option names of `jocor-fast train`.
 
         The noise is drawn anew for each seed; with recipe "published" it is draw 0 for all, as in the authors' code. λ
         is the authors' under both recipes. CIFAR-100's published asymmetry goes with τ = rate/2, as in their code.
@@ -105,7 +105,7 @@ class Experiment:
         seeds: how many seeds a cell gets (seeds 1, 2 …).
         threads: CPU threads that a run can make use of.
         gpu_runs: how many runs share a GPU. Perceptrons leave most of one idle, and while one run starts, evaluates or
-            writes its files the others go on; what that gains is not measured. Convolutions fill a GPU.
+            writes its files the others continue; what that gains is not measured. Convolutions fill a GPU.
         minutes: an upper bound of what the whole takes on two CPU cores, for the help text; None: a dry run tells.
         co_lambdas: the λ to compare, each a cell of its own; none: one cell a method.
         folder: where table and figure lie below the output, for experiments whose runs lie among another's.
@@ -134,7 +134,7 @@ class Experiment:
     notes: tuple[str, ...] = ()
 
     def on(self, dataset: str) -> Experiment:
-        """The experiment on another of its data sets, whose runs have the size that they have in its own experiment."""
+        """Return the experiment on another of its data sets, with runs of the size that they have in that one's own."""
         if dataset == self.dataset:
             return self
         known = EXPERIMENTS[dataset]
@@ -152,7 +152,7 @@ class Experiment:
     def cells(
         self, methods: Sequence[str] | None = None, noises: Sequence[Noise] | None = None, **overrides: Any
     ) -> list[Cell]:
-        """The cells in the order of the table; `methods` and `noises` pick some, `overrides` replaces settings."""
+        """Return the cells in the table's order; `methods` and `noises` pick some, `overrides` replace settings."""
         settings = {**self.settings, **overrides}
         return [
             Cell(self.dataset, noise, method, settings, co_lambda)

@@ -113,7 +113,8 @@ class SearchResult:
             )
             for co_lambda in self.grid
         ]
-        note = f"On {self.validation}; means over the last {SCORED_EPOCHS} epochs up to each. The better half goes on."
+        means = f"means over the last {SCORED_EPOCHS} epochs up to each"
+        note = f"On {self.validation}; {means}. The better half is trained further."
         columns = ("λ", *(f"epoch {rung}" for rung in self.scores), "")
         return TextTable(columns, rows, title="Validation accuracy (in %)", note=note)
 

@@ -48,11 +48,11 @@ class QueuedRun:
     _log_start: int = field(default=0, repr=False)  # where the output of earlier attempts ends
 
     def command(self) -> list[str]:
-        """The command line that makes this run; it goes on where an earlier one stopped."""
+        """Return the command line that makes this run; it continues where an earlier one stopped."""
         return [sys.executable, "-c", _start(), *self.arguments()]
 
     def arguments(self) -> list[str]:
-        """The same as what stands after `jocor-fast`."""
+        """Return what stands after `jocor-fast` in it."""
         return ["train", *flags_of(self.settings), "--output", str(self.folder), "--resume"]
 
     def start(self, threads: int) -> None:
@@ -65,7 +65,7 @@ class QueuedRun:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                # Threads that spin while they wait would take the cores from the runs beside them.
+                # Threads that spin while they wait would take the cores from the other runs.
                 env={"OMP_WAIT_POLICY": "PASSIVE", **os.environ, "OMP_NUM_THREADS": str(threads)},
                 start_new_session=True,  # Ctrl-C reaches this process alone, which then stops its runs in order
             )
@@ -82,7 +82,7 @@ class QueuedRun:
         return True
 
     def epochs_on_disk(self) -> int:
-        """How many epochs its files hold, those of a first stage among them."""
+        """Return how many epochs its files hold, those of a first stage among them."""
         return len(read_metrics(self.folder)) + len(read_metrics(self.folder / FIRST_STAGE))
 
     @property
@@ -105,13 +105,13 @@ class QueuedRun:
             self._process.wait()
 
     def _reason(self, code: int) -> str:
-        """The sentence that the run ended with, else its exit code and where its output lies."""
+        """Return the sentence that the run ended with, else its exit code and where its output lies."""
         ended = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
         return read_error(self.folder, self._log_start) or f"it {ended}; its output is in {self.folder / LOG_NAME}"
 
 
 def _start() -> str:
-    """The program of a run: this command again, with modules from where this process has them.
+    """Return the program of a run: this command again, with modules from where this process has them.
 
     `-m` would look for them in the current folder first, where there may be a random.py, or the sources of this package
     without its compiled part.
@@ -121,7 +121,7 @@ def _start() -> str:
 
 
 def check_earlier_run(folder: Path, config: Config) -> None:
-    """A run in the output folder goes on, or stands in the table, only with the settings that are asked for.
+    """Raise RunError if the output folder holds a run with other settings than those that are asked for.
 
     Where it was computed does not matter to a finished run, and an unfinished one refuses another device by itself.
     """
@@ -143,7 +143,7 @@ def check_earlier_run(folder: Path, config: Config) -> None:
 
 
 def flags_of(settings: Mapping[str, Any]) -> list[str]:
-    """Settings as `train` takes them: a switch that is on stands alone, one that is off is left out."""
+    """Return settings as `train` takes them: a switch that is on stands alone, one that is off is omitted."""
     flags: list[str] = []
     for name, value in settings.items():
         if OPTIONS[name].kind != "switch":
@@ -164,7 +164,7 @@ def run_all(
     """Make the runs in their order, `jobs` at a time with `threads` threads each; failures are noted in the runs.
 
     on_change is called when a run starts and when it ends, on_poll about four times a second. Whatever ends this call
-    early (Ctrl-C, SIGTERM, an error) first stops the runs that are going on, which leave checkpoints.
+    early (Ctrl-C, SIGTERM, an error) first stops the runs under way, which leave checkpoints.
     """
     waiting, running = list(runs), list[QueuedRun]()
     with _termination_as_exit():
@@ -190,7 +190,7 @@ def run_all(
 
 @contextmanager
 def _termination_as_exit() -> Iterator[None]:
-    """SIGTERM and SIGHUP (but for nohup) end the block by SystemExit(128 + signal), so that its runs are stopped."""
+    """End the block on SIGTERM or SIGHUP (but for nohup) by SystemExit(128 + signal), which stops its runs."""
 
     def leave(number: int, frame: FrameType | None) -> None:
         raise SystemExit(128 + number)

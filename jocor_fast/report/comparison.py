@@ -43,7 +43,7 @@ class ComparedRun:
 
 
 def find_runs(folder: Path) -> list[ComparedRun]:
-    """The run in a folder, or those below it in the order of their names; none where there is none.
+    """Return the run in a folder, or those below it in the order of their names; none where there is none.
 
     The first stage of a run counts only where its own folder is given.
     """
@@ -54,7 +54,7 @@ def find_runs(folder: Path) -> list[ComparedRun]:
 
 
 def _settings(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The settings as they were asked for: where τ follows from the labels, it is another number with each seed."""
+    """Return the settings as they were asked for: where τ follows from the labels, it differs with each seed."""
     settings = config.get("settings", {})
     if config.get("noise_estimate") is not None:
         return {**settings, "forget_rate": "estimated"}
@@ -63,7 +63,7 @@ def _settings(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def grouped(runs: Sequence[ComparedRun]) -> dict[str, dict[str, list[list[dict[str, Any]]]]]:
-    """As `curves.draw_comparison` takes it: {data: {what tells the runs apart: [metrics of each repetition]}}."""
+    """Return what `curves.draw_comparison` takes: {data: {what tells the runs apart: [metrics of each repetition]}}."""
     panels: dict[str, dict[str, list[list[dict[str, Any]]]]] = {}
     for title in dict.fromkeys(run.data_title for run in runs):
         members = [run for run in runs if run.data_title == title]
@@ -73,7 +73,7 @@ def grouped(runs: Sequence[ComparedRun]) -> dict[str, dict[str, list[list[dict[s
 
 
 def _line_names(runs: Sequence[ComparedRun]) -> list[str]:
-    """For each run the settings that tell it from the others, as few as do: "JoCoR", "JoCoR, λ 0.9", "lr 0.01"."""
+    """Return the settings that tell each run from the others, as few as do: "JoCoR", "JoCoR, λ 0.9", "lr 0.01"."""
     left_out = (*REPEATED, *DATA)
     others = dict.fromkeys(name for run in runs for name in run.settings if name not in (*left_out, *TOLD_FIRST))
     texts: list[list[str]] = [[] for _ in runs]

@@ -85,12 +85,12 @@ def draw_comparison(
 
 
 def as_drawn(text: str) -> str:
-    """A name that is not ours, for a figure: a dollar in it begins no formula, and what cannot be drawn is a "?"."""
+    """Return a foreign name for a figure: a dollar in it begins no formula, and what cannot be drawn is a "?"."""
     return "".join(letter if letter.isprintable() else "?" for letter in text).replace("$", r"\$")
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """An empty figure of so many inches, on the Agg canvas."""
+    """Return an empty figure of so many inches, on the Agg canvas."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -129,7 +129,7 @@ def _panels(rows: Sequence[str], columns: int) -> tuple[Figure, np.ndarray]:
 
 
 def _draw_line(axis: Axes, runs: Sequence[Metrics], field: str, *, name: str, color: str, style: str = "-") -> None:
-    """The mean over the runs that have a value at an epoch, shaded by ± one standard deviation where several have."""
+    """Draw the mean over the runs that have a value at an epoch, shaded by ± one standard deviation of several."""
     by_epoch: dict[int, list[float]] = {}
     scale = 100.0 if shown(field).fraction else 1.0
     for metrics in runs:

@@ -22,7 +22,7 @@ LONGEST_NAME = 24  # letters
 
 
 def realised_matrix(clean: np.ndarray, noisy: np.ndarray, num_classes: int) -> np.ndarray:
-    """Q[i, j], the share of the samples of class i that are labelled j: float64 [C, C]; 0 for a class without samples.
+    """Return Q[i, j], the share of class i that is labelled j: float64 [C, C]; 0 for a class without samples.
 
     Args:
         clean: int64 [N], the true class numbers.
@@ -36,7 +36,7 @@ def realised_matrix(clean: np.ndarray, noisy: np.ndarray, num_classes: int) -> n
 def draw_noise_matrices(
     matrices: Mapping[str, np.ndarray], path: str | os.PathLike[str], classes: Sequence[str] | None = None
 ) -> None:
-    """Draw matrices beside each other, all on one scale from 0 to 100 %.
+    """Draw matrices side by side, all on one scale from 0 to 100 %.
 
     Args:
         matrices: {title: Q [C, C]}, the true class by row.
@@ -66,7 +66,7 @@ def _name_classes(axis: Axes, count: int, classes: Sequence[str] | None) -> None
 
 
 def _shortened(name: str) -> str:
-    """A longer name would leave no room for the matrix."""
+    """Truncate a name: a longer one would leave no room for the matrix."""
     return name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME - 1]}…"
 
 

@@ -20,7 +20,7 @@ from jocor_fast.report.tables import NOT_AVAILABLE, TextTable, duration
 
 REFRESH_SECONDS = 0.1  # a step can take a third of a millisecond: drawing each would cost more than the step
 NARROW, WIDE = 60, 80  # terminal widths under which the bar and most figures, or the loss, are left out
-VERY_WIDE = 110  # from here on there is place for the speed of a run on files beside the loss
+VERY_WIDE = 110  # from here on there is room for both the speed of a run on files and the loss
 SPEED_SECONDS = 2.0  # that the speed shown is measured over
 SILENCE_SECONDS = 15.0  # between lines where nothing can be redrawn
 
@@ -273,7 +273,7 @@ def _titled(title: str, metrics: Mapping[str, Any], name: str) -> str:
 def final_table(metrics: Sequence[Mapping[str, Any]], summary: Mapping[str, Any]) -> TextTable:
     """Best epoch, mean of the last ten and last epoch side by side: test accuracy and label precision in percent.
 
-    Where there is a validation set, the epoch that it chose stands beside them.
+    Where there is a validation set, the epoch that it chose follows them.
     """
     last, mean, best = metrics[-1], summary["last_10_mean"], best_epoch(metrics)
     averaged = {**mean, "epoch": f"{last['epoch'] - mean['epochs'] + 1} to {last['epoch']}"}
@@ -304,7 +304,7 @@ def _columns(width: int) -> list[ProgressColumn]:
 
 
 def _figures(metrics: Mapping[str, Any] | None, speed: str, width: int) -> str:
-    """What stands beside the bar: nothing wraps, so on a narrow terminal the speed takes the place of the loss."""
+    """Return what stands after the bar: nothing wraps, so on a narrow terminal the speed replaces the loss."""
     if metrics is None:
         return speed if width >= NARROW else ""
     test = _titled("test", metrics, TEST)

@@ -11,11 +11,12 @@ STD_DDOF = 1  # the sample standard deviation: five runs stand for the runs one 
 
 
 def last_mean(metrics: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The means of test accuracy and label precision over the last ten epochs, or all where there are fewer.
+    """Return the means of test accuracy and label precision over the last ten epochs, or all where there are fewer.
 
     Returns:
         {test_accuracy, label_precision, epochs: how many are averaged}; None where an epoch has no accuracy, or
-        none has a precision. (One in which nothing was trained on, as by Decoupling where nobody disagrees, has none.)
+        none has a precision. (One in which nothing was trained on, as by Decoupling where no predictions differ, has
+        none.)
     """
     last = metrics[-AVERAGED_EPOCHS:]
     accuracies = [line["test_accuracy"] for line in last]
@@ -37,16 +38,16 @@ def best_by_validation(metrics: Sequence[Mapping[str, Any]]) -> dict[str, Any] |
 
 
 def best_epoch(metrics: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
-    """The line with the highest test accuracy (the first of several), None where there are no test labels.
+    """Return the line with the highest test accuracy (the first of several), None where there are no test labels.
 
-    It looks at test labels, so it is shown beside a result and never is one.
+    It looks at test labels: it is shown with a result and never is one.
     """
     tested = [line for line in metrics if line.get("test_accuracy") is not None]
     return max(tested, key=lambda line: line["test_accuracy"], default=None)
 
 
 def mean_and_std(values: Iterable[float]) -> tuple[float | None, float | None]:
-    """Mean and sample standard deviation (ddof 1); (None, None) of nothing, (value, None) of one value."""
+    """Return mean and sample standard deviation (ddof 1); (None, None) of nothing, (value, None) of one value."""
     numbers = list(values)
     if not numbers:
         return None, None

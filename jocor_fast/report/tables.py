@@ -23,7 +23,7 @@ NOTE_WIDTH = 100  # of a note below a table on the screen, at most: no wider tha
 
 
 def percent(fraction: float | None) -> str:
-    """A fraction as percent without the sign ("93.40"), "n/a" for None."""
+    """Return a fraction as percent without the sign ("93.40"), "n/a" for None."""
     return NOT_AVAILABLE if fraction is None else f"{100.0 * fraction:.2f}"
 
 
@@ -33,7 +33,7 @@ def percent_with_std(mean: float | None, std: float | None) -> str:
 
 
 def duration(seconds: float) -> str:
-    """A time for people, no finer than they need: "45 s", "12 min", "3 h 20 min", "2 d 5 h"."""
+    """Return a time for people, no finer than they need: "45 s", "12 min", "3 h 20 min", "2 d 5 h"."""
     if seconds < 60:
         return f"{seconds:.0f} s"
     minutes = round(seconds / 60)
@@ -56,7 +56,7 @@ class TextTable:
     text_columns: int = 1
 
     def markdown(self) -> str:
-        """A Markdown table, padded so that it reads as plain text too."""
+        """Return a Markdown table, padded to be read as plain text too."""
         grid = [self.columns, *self.rows]
         widths = [max(3, *(len(row[i]) for row in grid)) for i in range(len(self.columns))]
 
@@ -73,7 +73,7 @@ class TextTable:
         return "\n\n".join(part for part in (f"**{self.title}**" if self.title else "", body, self.note) if part) + "\n"
 
     def rich(self) -> Group:
-        """The same for a rich console; title and note are as wide as it is, and not as the table."""
+        """Return the same for a rich console; title and note are as wide as it is, and not as the table."""
         table = RichTable(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
         for i, heading in enumerate(self.columns):
             name = i < self.text_columns  # names stay whole where the table is wider than the screen
@@ -86,7 +86,7 @@ class TextTable:
 
 
 def csv_text(columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> str:
-    """CSV with a heading line; None becomes an empty field, floats keep every digit."""
+    """Return CSV with a heading line; None becomes an empty field, floats keep every digit."""
     buffer = io.StringIO()
     # What may end a line is quoted only where it does in this file, and readers take \r for an end too.
     writer = csv.DictWriter(_EndsInNewline(buffer), fieldnames=list(columns), lineterminator="\r\n")

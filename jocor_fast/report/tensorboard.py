@@ -17,7 +17,7 @@ class TensorBoardLog:
     """Writes the lines of metrics.jsonl as scalars, a tag a field (of lists, a tag a class); what is null is left out.
 
     Args:
-        run: the folder of the run; the events go into its folder `tensorboard`, so that `tensorboard --logdir runs`
+        run: the folder of the run; the events go into its folder `tensorboard`, where `tensorboard --logdir runs`
             shows each run under its name.
     """
 
