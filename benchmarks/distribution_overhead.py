@@ -12,6 +12,7 @@ distribution_overhead.json and .md.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import statistics
 from collections.abc import Callable
@@ -21,12 +22,14 @@ import torch
 from torch import nn
 
 from jocor_fast.data.samples import TrainData
+from jocor_fast.engine import loop
+from jocor_fast.engine.epoch_log import EpochLog
+from jocor_fast.engine.loop import Observer
 from jocor_fast.engine.networks import DistributedNetworks, SeparateNetworks
 from jocor_fast.engine.optimizer import build_optimizer
-from jocor_fast.engine.plan import plan_epoch
 from jocor_fast.engine.processes import ALONE, Processes, SharedRequest, joined_processes
 from jocor_fast.engine.settings import TrainSettings
-from jocor_fast.engine.trainer import Trainer
+from jocor_fast.engine.state import TrainingState
 from jocor_fast.models.networks import build_model, mlp
 from record import described, parser, write
 from tables import markdown_table
@@ -41,28 +44,42 @@ CASES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], int]] = {
 ALONE_AS_IT_IS, UNDER_TORCHRUN, PLAIN, WRAPPED = "alone", "torchrun, one process", "plain modules", "wrapped"
 
 
+class StepEnd(Exception):
+    """Ends the loop after a step; the next call takes it up there."""
+
+
+class OneStep(Observer):
+    def __init__(self, request: SharedRequest) -> None:
+        self.request = request
+
+    def pause_due(self, log: EpochLog) -> bool:
+        return self.request.answered(False)
+
+    def on_step(self, epoch: int, log: EpochLog) -> None:
+        raise StepEnd
+
+
 def stepper(kind: str, case: str, processes: Processes) -> Callable[[], float]:
     """What trains one step of a case and returns its seconds."""
     build, shape, batch = CASES[case]
     torch.manual_seed(0)
     settings = TrainSettings(forget_rate=0.5, batch_size=batch, device="cpu")
     data = TrainData(torch.randint(256, (20 * batch, *shape), dtype=torch.uint8), torch.randint(10, (20 * batch,)))
-    trainer = Trainer(settings, (build(), build()), data, None, None, torch.device("cpu"), processes)
+    state = TrainingState(settings, (build(), build()), data, None, None, torch.device("cpu"), processes)
     if kind in (PLAIN, WRAPPED):
-        modules, sample = trainer.networks, trainer.source.first()
-        trainer.step.group.release()
+        modules, sample = state.networks, state.source.first()
+        state.step.group.release()
         wrapped = kind == WRAPPED
-        trainer.step.group = DistributedNetworks(modules, sample) if wrapped else SeparateNetworks(modules)
-        trainer.step.optimizer = build_optimizer(settings, trainer.step.group.parameters)
+        state.step.group = DistributedNetworks(modules, sample) if wrapped else SeparateNetworks(modules)
+        state.step.optimizer = build_optimizer(settings, state.step.group.parameters)
     request = SharedRequest(Processes(count=2, control=torch.distributed.group.WORLD) if kind == WRAPPED else processes)
-    plan = plan_epoch(settings, 20, len(data.labels), processes)
 
     def step() -> float:
-        if trainer.steps_done == plan.steps:
-            trainer.log = None  # the next epoch, without an evaluation
-        stop_at = trainer.steps_done + 1
+        if state.log is not None and state.log.step == state.log.steps:
+            state.log = None  # the next epoch, without an evaluation
         begun = perf_counter()
-        trainer.train_epoch(plan, stop=lambda: request.answered(False) or trainer.steps_done == stop_at)
+        with contextlib.suppress(StepEnd):
+            loop.train(state, [20], OneStep(request))
         return perf_counter() - begun
 
     return step

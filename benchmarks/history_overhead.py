@@ -9,6 +9,7 @@ and .md.
 
 from __future__ import annotations
 
+import contextlib
 import statistics
 from collections.abc import Callable
 from time import perf_counter
@@ -16,9 +17,11 @@ from time import perf_counter
 import torch
 
 from jocor_fast.data.samples import TrainData
-from jocor_fast.engine.plan import plan_epoch
+from jocor_fast.engine import loop
+from jocor_fast.engine.epoch_log import EpochLog
+from jocor_fast.engine.loop import Observer
 from jocor_fast.engine.settings import TrainSettings
-from jocor_fast.engine.trainer import Trainer
+from jocor_fast.engine.state import TrainingState
 from jocor_fast.models.networks import mlp
 from record import described, parser, write
 from tables import markdown_table
@@ -28,22 +31,34 @@ BAR = 0.02
 COMMAND = "OMP_WAIT_POLICY=PASSIVE python benchmarks/history_overhead.py"
 
 
+class SpellEnd(Exception):
+    """Ends the loop after a step; the next call takes it up there."""
+
+
+class Spell(Observer):
+    steps = 0
+
+    def on_step(self, epoch: int, log: EpochLog) -> None:
+        self.steps += 1
+        if self.steps == SPELL:
+            raise SpellEnd
+
+
 def spell(*, history: bool) -> Callable[[], float]:
     """What trains `SPELL` steps and returns the seconds of one."""
     torch.manual_seed(0)
     settings = TrainSettings(forget_rate=0.5, batch_size=BATCH, device="cpu")
     data = TrainData(torch.randint(256, (SAMPLES, 1, 28, 28), dtype=torch.uint8), torch.randint(10, (SAMPLES,)))
-    trainer = Trainer(settings, (mlp(784, 10), mlp(784, 10)), data, None, None, torch.device("cpu"))
+    state = TrainingState(settings, (mlp(784, 10), mlp(784, 10)), data, None, None, torch.device("cpu"))
     if not history:
-        trainer.history.note = lambda *_: None  # type: ignore[method-assign]
-    plan = plan_epoch(settings, 20, SAMPLES)
+        state.history.note = lambda *_: None  # type: ignore[method-assign]
 
     def train() -> float:
-        if trainer.steps_done + SPELL > plan.steps:
-            trainer.log = None  # the next epoch, without an evaluation
-        end = trainer.steps_done + SPELL
+        if state.log is not None and state.log.step + SPELL > state.log.steps:
+            state.log = None  # the next epoch, without an evaluation
         begun = perf_counter()
-        trainer.train_epoch(plan, stop=lambda: trainer.steps_done == end)
+        with contextlib.suppress(SpellEnd):
+            loop.train(state, [20], Spell())
         return (perf_counter() - begun) / SPELL
 
     return train

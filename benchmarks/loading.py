@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import time
@@ -17,10 +18,11 @@ from jocor_fast.data.images.image_set import ImageList
 from jocor_fast.data.images.preprocessing import Preprocessing
 from jocor_fast.data.images.source import ImageInputs
 from jocor_fast.data.samples import TrainData
+from jocor_fast.engine import loop
 from jocor_fast.engine.epoch_log import EpochLog
-from jocor_fast.engine.plan import plan_epoch
+from jocor_fast.engine.loop import Observer
 from jocor_fast.engine.settings import TrainSettings
-from jocor_fast.engine.trainer import Trainer
+from jocor_fast.engine.state import TrainingState
 from jocor_fast.models.networks import build_model
 
 BATCH = 64  # the paper's for Clothing1M
@@ -98,24 +100,32 @@ def train_resnets(images: ImageList, loader: str, device: torch.device, *, secon
     torch.manual_seed(0)
     networks = [build_model("resnet18", (3, 224, 224), CLASSES).to(device) for _ in range(2)]
     inputs = ImageInputs(images, PREPROCESSING, loader, BadFiles())
-    trainer = Trainer(settings, networks, TrainData(inputs, torch.from_numpy(images.labels)), None, None, device)
-    epochs = itertools.count(1)
+    state = TrainingState(settings, networks, TrainData(inputs, torch.from_numpy(images.labels)), None, None, device)
+    measured = _Measured(seconds)
+    with contextlib.suppress(_MeasuredEnough):
+        loop.train(state, range(1, 1000), measured)
+    spent = measured.ended - measured.begun
+    return {"images_per_second": measured.steps * BATCH / spent, "wait_share": measured.waited / spent}
 
-    def train(until: Callable[[], bool]) -> EpochLog:
-        """An epoch, or as much of one as there is time for."""
-        trainer.train_epoch(plan_epoch(settings, next(epochs), len(images)), stop=until)
-        log, trainer.log = trainer.log, None
-        assert log is not None
-        return log
 
-    warm_up = itertools.count()
-    train(lambda: next(warm_up) >= WARM_UP_STEPS)
-    end = time.monotonic() + seconds
-    logs = []
-    while time.monotonic() < end:
-        logs.append(train(lambda: time.monotonic() > end))
-    spent = sum(log.seconds for log in logs)
-    return {
-        "images_per_second": sum(log.step for log in logs) * BATCH / spent,
-        "wait_share": sum(log.waited for log in logs) / spent,
-    }
+class _MeasuredEnough(Exception):
+    pass
+
+
+class _Measured(Observer):
+    """Counts the steps of some seconds, after a few to warm up, and how long they waited for their images."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds, self.steps, self.waited = seconds, -WARM_UP_STEPS, 0.0
+        self._known = 0.0  # waited in the epoch, as far as it is counted
+
+    def on_step(self, epoch: int, log: EpochLog) -> None:
+        self.steps += 1
+        waited, self._known = log.waited - (self._known if log.step > 1 else 0.0), log.waited
+        now = time.perf_counter()
+        if self.steps <= 0:
+            self.begun = now
+            return
+        self.waited, self.ended = self.waited + waited, now
+        if now - self.begun >= self.seconds:
+            raise _MeasuredEnough

@@ -5,6 +5,7 @@ Every rung trains two networks on the same data by the same loss, k = B/2: forwa
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -17,10 +18,12 @@ from torch.utils.data import DataLoader, Dataset
 import contenders
 from inputs import CO_LAMBDA
 from jocor_fast.data.samples import TrainData
+from jocor_fast.engine import loop
+from jocor_fast.engine.epoch_log import EpochLog
+from jocor_fast.engine.loop import EpochEvent, Observer
 from jocor_fast.engine.networks import SeparateNetworks
-from jocor_fast.engine.plan import EpochPlan, plan_epoch
 from jocor_fast.engine.settings import TrainSettings
-from jocor_fast.engine.trainer import Trainer
+from jocor_fast.engine.state import TrainingState
 from jocor_fast.models.networks import build_model
 
 WORKERS = 4  # of the published code
@@ -142,23 +145,33 @@ class OurTrainer:
         chosen = TrainSettings(
             forget_rate=0.5, ramp_epochs=0, co_lambda=CO_LAMBDA, batch_size=task.batch, device=str(device), **settings
         )
-        self.trainer = Trainer(chosen, task.networks(device), task.data(), None, None, device)
-        if not two_streams and isinstance(self.trainer.step.group, SeparateNetworks):
-            self.trainer.step.group.side = None
-        self.plan: EpochPlan = plan_epoch(chosen, 1, task.samples)
+        self.state = TrainingState(chosen, task.networks(device), task.data(), None, None, device)
+        if not two_streams and isinstance(self.state.step.group, SeparateNetworks):
+            self.state.step.group.side = None
+        self.steps_of_epoch = task.samples // task.batch
 
     def run(self, steps: int, told: Told) -> None:
-        done = 0
-        while done < steps:
-            earlier = done - (0 if self.trainer.log is None else self.trainer.log.step)
+        until = Until(steps, told, 0 if self.state.log is None else self.state.log.step, self.steps_of_epoch)
+        with contextlib.suppress(Enough):
+            while True:
+                loop.train(self.state, [1], until)
 
-            def on_step(epoch: int, step: int, of: int, earlier: int = earlier) -> None:
-                nonlocal done
-                done = earlier + step
-                told(done)
 
-            if self.trainer.train_epoch(self.plan, stop=lambda: done >= steps, on_step=on_step):
-                self.trainer.finish_epoch(self.plan)
+class Enough(Exception):
+    """Ends the loop after a step; the next run takes it up there."""
+
+
+class Until(Observer):
+    def __init__(self, steps: int, told: Told, done_of_epoch: int, steps_of_epoch: int) -> None:
+        self.steps, self.told, self.earlier, self.steps_of_epoch = steps, told, -done_of_epoch, steps_of_epoch
+
+    def on_step(self, epoch: int, log: EpochLog) -> None:
+        self.told(self.earlier + log.step)
+        if self.earlier + log.step >= self.steps:
+            raise Enough
+
+    def on_epoch(self, event: EpochEvent) -> None:
+        self.earlier += self.steps_of_epoch
 
 
 Rung = PlainLoop | OurTrainer

@@ -24,7 +24,7 @@ from jocor_fast.engine.processes import joined_processes
 from jocor_fast.engine.settings import TrainSettings
 from jocor_fast.errors import ArgumentTypeError, ArgumentValueError
 from jocor_fast.machine import own_modes, usable_cores
-from jocor_fast.runs.fit import EpochEvent, EvalData, Run, TrainData, fit
+from jocor_fast.runs.fit import EpochEvent, EvalData, Observer, Recording, Run, TrainData, fit
 
 _TABLE_SHOWN = 20
 _LOGGER = logging.getLogger("jocor_fast")
@@ -158,19 +158,20 @@ def train(
             TrainData(inputs["train_data"], labels["train_data"], labels.get("clean_labels")),
             test=evaluation.get("test_data"),
             val=evaluation.get("val_data"),
-            output=output,
-            resume=resume,
+            recording=Recording(
+                folder=output, resume=resume, config={} if table is None else {"label_table": list(table)}
+            ),
             processes=processes,
-            on_epoch=_log if processes.first else None,
-            extra_config=None if table is None else {"label_table": list(table)},
+            observers=[_Logged()] if processes.first else [],
         )
 
 
-def _log(event: EpochEvent) -> None:
-    if _LOGGER.isEnabledFor(logging.INFO):
-        from jocor_fast.report.screen import epoch_line  # whose import takes longer than the first steps
+class _Logged(Observer):
+    def on_epoch(self, event: EpochEvent) -> None:
+        if _LOGGER.isEnabledFor(logging.INFO):
+            from jocor_fast.report.screen import epoch_line  # whose import takes longer than the first steps
 
-        _LOGGER.info("%s%s", "first stage: " * event.first_stage, epoch_line(event.metrics, event.epochs))
+            _LOGGER.info("%s%s", "first stage: " * event.first_stage, epoch_line(event.metrics, event.epochs))
 
 
 def _inputs(name: str, pair: Any, num_workers: int, seed: int) -> Tensor | DatasetInputs:

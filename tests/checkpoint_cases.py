@@ -14,6 +14,7 @@ from torch import nn
 
 from engine_cases import (
     blobs,
+    fit,
     held_out,
     parameters,
     same_bits,
@@ -23,9 +24,9 @@ from engine_cases import (
     small_tanh,
     without_timings,
 )
-from jocor_fast.runs.fit import EpochEvent, Run, fit
+from jocor_fast.runs.fit import EpochEvent, Run
 
-OF_FIT = ("extra_config", "checkpoint_every")
+OF_FIT = ("config", "checkpoint_every")
 CHECKPOINTS = ("checkpoint.pt", "checkpoint-previous.pt")
 
 

@@ -7,12 +7,18 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 
+from jocor_fast.engine import loop
+from jocor_fast.engine.epoch_log import EpochLog
+from jocor_fast.engine.loop import EpochEvent, Observer
+from jocor_fast.engine.processes import ALONE
 from jocor_fast.engine.settings import TrainSettings
-from jocor_fast.engine.trainer import Trainer
-from jocor_fast.runs.fit import EvalData, Run, TrainData, fit
+from jocor_fast.engine.state import TrainingState
+from jocor_fast.runs import fit as runs_fit
+from jocor_fast.runs.fit import EvalData, Recording, Run, TrainData
 
 CLASSES = 4
 METRICS = [  # the fields of a line of metrics.jsonl, in their order
@@ -87,9 +93,88 @@ def run(
     return fit(settings(**changes), network, data or blobs(70), test=held_out(45), output=output)
 
 
-def trainer(networks: tuple[nn.Module, ...], data: TrainData, **changes: Any) -> Trainer:
-    """The training alone, without files."""
-    return Trainer(settings(**changes), networks, data, None, None, torch.device("cpu"))
+def fit(
+    settings: TrainSettings,
+    networks: Any,
+    train: TrainData,
+    *,
+    test: EvalData | None = None,
+    val: EvalData | None = None,
+    output: str | Path | None = None,
+    processes: Any = ALONE,
+    on_epoch: Callable[[EpochEvent], object] | None = None,
+    on_step: Callable[[int, int, int], object] | None = None,
+    on_stage: Callable[[str], object] | None = None,
+    **recording: Any,
+) -> Run:
+    """`runs.fit.fit` with functions for an observer, and the values of a `Recording`, whose folder is `output`."""
+
+    class Told(Observer):
+        def on_epoch(self, event: EpochEvent) -> None:
+            if on_epoch is not None:
+                on_epoch(event)
+
+        def on_step(self, epoch: int, log: EpochLog) -> None:
+            if on_step is not None:
+                on_step(epoch, log.step, log.steps)
+
+        def on_stage(self, stage: str) -> None:
+            if on_stage is not None:
+                on_stage(stage)
+
+    kept = Recording(folder=output, **recording)
+    return runs_fit.fit(
+        settings, networks, train, test=test, val=val, recording=kept, processes=processes, observers=[Told()]
+    )
+
+
+def training(networks: tuple[nn.Module, ...], data: TrainData, **changes: Any) -> TrainingState:
+    """What the loop works on, without files."""
+    return TrainingState(settings(**changes), networks, data, None, None, torch.device("cpu"))
+
+
+class Paused(Exception):
+    """Ends the loop between two steps; `loop.train` takes it up again."""
+
+
+class Watch(Observer):
+    """Notes what the loop tells of a state, and pauses it once `steps` of an epoch are done."""
+
+    def __init__(self, state: TrainingState, steps: int | None = None) -> None:
+        self.state, self.steps = state, steps
+        self.reached: list[tuple[int, int, int]] = []
+        self.lines: list[dict[str, Any]] = []
+        self.logs: list[dict[str, Tensor]] = []  # of finished epochs, with the history of the samples
+
+    def on_step(self, epoch: int, log: EpochLog) -> None:
+        self.reached.append((epoch, log.step, log.steps))
+        self._log = log
+
+    def on_epoch(self, event: EpochEvent) -> None:
+        self.lines.append(event.metrics)
+        log = {name: getattr(self._log, name).clone() for name in ("order", "losses", "nonfinite", "selected")}
+        self.logs.append({**log, "history": self.state.history.table.clone()})
+
+    def pause_due(self, log: EpochLog) -> bool:
+        return self.steps is not None and log.step >= self.steps
+
+    def on_pause(self) -> None:
+        raise Paused
+
+
+def train_epochs(state: TrainingState, first: int, last: int | None = None) -> Watch:
+    """Train some epochs, or the one; what was seen of them."""
+    watch = Watch(state)
+    assert loop.train(state, range(first, (last or first) + 1), watch) is None
+    return watch
+
+
+def train_steps(state: TrainingState, steps: int) -> Watch:
+    """Train the first epoch, and pause after so many steps."""
+    watch = Watch(state, steps)
+    with pytest.raises(Paused):
+        loop.train(state, [1], watch)
+    return watch
 
 
 def parameters(networks: tuple[nn.Module, ...]) -> list[Tensor]:

@@ -2,7 +2,7 @@
 
     python tests/observed_training.py RECORD train …
 
-is `jocor-fast train …` with a few counters around the trainer's own functions. The file is mapped into memory: whoever
+is `jocor-fast train …` with a few counters around the engine's own functions. The file is mapped into memory: whoever
 wants to kill the process at a certain moment watches it, and afterwards sees what was hit. Under torchrun each process
 has a file of its own, RECORD.RANK.
 """
@@ -52,13 +52,14 @@ class Record:
 
 
 def observe(record: Record) -> None:
-    """Let the trainer note in the record what it does."""
+    """Let the engine note in the record what it does."""
+    from jocor_fast.engine import loop
+    from jocor_fast.engine.state import TrainingState
     from jocor_fast.engine.step import TrainingStep
-    from jocor_fast.engine.trainer import Trainer
     from jocor_fast.runs.folder import RunFolder
     from jocor_fast.runs.interrupt import TerminationRequest
 
-    def around(owner: type, name: str, before: Callable[..., Any], after: Callable[..., Any]) -> None:
+    def around(owner: Any, name: str, before: Callable[..., Any], after: Callable[..., Any]) -> None:
         method = getattr(owner, name)
 
         @functools.wraps(method)
@@ -70,9 +71,9 @@ def observe(record: Record) -> None:
 
         setattr(owner, name, wrapped)
 
-    def begin_epoch(trainer: Trainer, plan: Any) -> None:
-        record.stage = 1 if trainer.settings.method == "standard" else 2
-        record.epoch, record.step = plan.epoch, 0 if trainer.log is None else trainer.log.step
+    def begin_epoch(state: TrainingState, plan: Any) -> None:
+        record.stage = 1 if state.settings.method == "standard" else 2
+        record.epoch, record.step = plan.epoch, 0 if state.log is None else state.log.step
         if record.phase == START:
             record.began_stage, record.began_epoch, record.began_step = record.at()
         record.phase = TRAINING
@@ -112,9 +113,9 @@ def observe(record: Record) -> None:
     def nothing(*_: Any) -> None:
         pass
 
-    around(Trainer, "train_epoch", begin_epoch, nothing)
+    around(TrainingState, "begin_epoch", begin_epoch, nothing)
     around(TrainingStep, "__call__", begin_step, end_step)
-    around(Trainer, "finish_epoch", begin_evaluation, begin_files)
+    around(loop, "evaluate_epoch", begin_evaluation, begin_files)
     around(RunFolder, "write_checkpoint", begin_checkpoint, end_checkpoint)
     around(TerminationRequest, "__enter__", nothing, answering)
     around(TerminationRequest, "__exit__", not_answering, nothing)

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from engine_cases import blobs, parameters, same_bits, settings, small_cnn
+from engine_cases import blobs, fit, parameters, same_bits, settings, small_cnn
 from jocor_fast.engine import augment
-from jocor_fast.runs.fit import TrainData, fit
+from jocor_fast.runs.fit import TrainData
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -195,7 +195,7 @@ TINY = Task("tiny", "mlp", (6,), 4, 8, 40, 5)
 @pytest.mark.parametrize("rung", [PUBLISHED_STEP, IN_MEMORY, OUR_LOSS, LAUNCHED])
 def test_a_rung_launches_as_many_steps_as_asked_for_and_trains(rung: str) -> None:
     way = RUNGS[rung](TINY, torch.device("cpu"))
-    networks = way.trainer.networks if rung == LAUNCHED else way.networks  # type: ignore[attr-defined]
+    networks = way.state.networks if rung == LAUNCHED else way.networks  # type: ignore[attr-defined]
     before = [parameter.clone() for network in networks for parameter in network.parameters()]
     told: list[int] = []
     for steps in (3, 9):  # into the second and the third epoch of five steps

@@ -15,6 +15,7 @@ from engine_cases import (
     CLASSES,
     Asks,
     blobs,
+    fit,
     pair_of,
     parameters,
     same_bits,
@@ -22,16 +23,19 @@ from engine_cases import (
     small_cnn,
     small_mlp,
     small_tanh,
-    trainer,
+    train_epochs,
+    train_steps,
+)
+from engine_cases import (
+    training as a_training,
 )
 from graph_stand_in import StandIn
 from jocor_fast.data.samples import ResidentInputs
 from jocor_fast.engine.epoch_log import EpochLog
 from jocor_fast.engine.graph import FIRST_STEPS, LAUNCHES_AHEAD, STEPS_PER_GRAPH, CapturedSteps
 from jocor_fast.engine.plan import DeviceRates, plan_epoch
-from jocor_fast.engine.trainer import Trainer
+from jocor_fast.engine.state import TrainingState
 from jocor_fast.methods import METHODS, StepLoss
-from jocor_fast.runs.fit import fit
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -42,40 +46,28 @@ Build = Callable[[], nn.Module]
 
 @dataclass
 class Training:
-    """A trainer whose steps are recorded by the stand-in, and what it has left behind."""
+    """A training whose steps are recorded by the stand-in, and what it has left behind."""
 
-    trainer: Trainer
+    state: TrainingState
     cuda: StandIn | None
     networks: tuple[nn.Module, ...]
 
     def epochs(self, first: int, last: int) -> list[list[Tensor]]:
         """Train; what each epoch's log held, and all weights and statistics at the end."""
-        left = []
-        for epoch in range(first, last + 1):
-            plan = plan_epoch(self.trainer.settings, epoch, SAMPLES)
-            assert self.trainer.train_epoch(plan, stop=lambda: False)
-            left.append(self.log())
-            self.trainer.finish_epoch(plan)
-        return [*left, parameters(self.networks)]
-
-    def log(self) -> list[Tensor]:
-        log = self.trainer.log
-        assert log is not None
-        kept = (log.order, log.losses, log.nonfinite, log.selected, self.trainer.history.table)
-        return [numbers.clone() for numbers in kept]
+        logs = train_epochs(self.state, first, last).logs
+        return [*(list(log.values()) for log in logs), parameters(self.networks)]
 
 
 def made(network: Build, captured: bool, **changes: Any) -> Training:
     count = METHODS[changes.get("method", "jocor")].num_networks
     networks = pair_of(network)[:count]
-    training = trainer(networks, blobs(SAMPLES, (3, 8, 8) if network is small_cnn else (6,)), **changes)
+    state = a_training(networks, blobs(SAMPLES, (3, 8, 8) if network is small_cnn else (6,)), **changes)
     cuda = StandIn() if captured else None
     if captured:
-        source = training.source
-        assert isinstance(source, ResidentInputs)
-        training.captured = CapturedSteps(training.step, source, training.labels, training.history, cuda=cuda)
+        assert isinstance(state.source, ResidentInputs)
+        state.captured = CapturedSteps(state.step, state.source, state.labels, state.history, cuda=cuda)
     torch.manual_seed(0)  # dropout draws from torch's own generator
-    return Training(training, cuda, networks)
+    return Training(state, cuda, networks)
 
 
 def assert_same_epochs(mine: list[list[Tensor]], expected: list[list[Tensor]]) -> None:
@@ -106,7 +98,7 @@ def test_recorded_steps_leave_the_bits_of_steps_launched_one_by_one(network: Bui
     assert training.cuda is not None
     changes_of_what_runs = len(training.cuda.recorded) // 2 - 1  # the step after one is not recorded
     assert len(training.cuda.launches) == (2 + 2) + 2 * (2 + 5) - changes_of_what_runs
-    assert training.trainer.how_steps_run == "CUDA graphs"
+    assert training.state.how_steps_run == "CUDA graphs"
 
 
 def test_steps_are_recorded_once_and_again_only_where_beta1_changes() -> None:
@@ -143,34 +135,24 @@ def test_only_a_generator_that_draws_in_a_step_is_registered() -> None:
         training.epochs(1, 1)
         assert training.cuda is not None
         for graph in training.cuda.recorded:
-            assert graph.generators == ([] if augment == "none" else [training.trainer.generator])
+            assert graph.generators == ([] if augment == "none" else [training.state.generator])
 
 
 @pytest.mark.parametrize("stopped_after", [1, FIRST_STEPS, FIRST_STEPS + STEPS_PER_GRAPH, STEPS - 1])
 def test_a_run_stopped_between_launches_goes_on_to_the_same_bits(stopped_after: int) -> None:
     expected = made(small_cnn, False).epochs(1, 2)
     first = made(small_cnn, True)
-    reached: list[int] = []
-    plan = plan_epoch(first.trainer.settings, 1, SAMPLES)
-    stopped = first.trainer.train_epoch(
-        plan,
-        stop=lambda: bool(reached) and reached[-1] >= stopped_after,
-        on_step=lambda epoch, step, of: reached.append(step),
-    )
-    assert not stopped
-    assert reached[-1] == stopped_after
-    state = first.trainer.state_dict()
+    assert train_steps(first.state, stopped_after).reached[-1][1] == stopped_after
+    state = first.state.state_dict()
 
     second = made(small_cnn, True)
-    second.trainer.load_state_dict(state)
+    second.state.load_state_dict(state)
     assert_same_epochs(second.epochs(1, 2), expected)
 
 
 def test_the_caller_is_told_after_every_launch_and_the_host_keeps_near_the_device() -> None:
     training = made(small_tanh, True)
-    told: list[tuple[int, ...]] = []
-    plan = plan_epoch(training.trainer.settings, 1, SAMPLES)
-    training.trainer.train_epoch(plan, stop=lambda: False, on_step=lambda *at: told.append(at))
+    told = train_epochs(training.state, 1).reached
     assert [step for _, step, _ in told] == [1, 2, 3, 11, 19, 20, 21]
     assert {(epoch, of) for epoch, _, of in told} == {(1, STEPS)}
     training.epochs(2, 3)
@@ -182,7 +164,7 @@ def test_the_second_network_runs_on_a_stream_of_its_own() -> None:
     for two_streams in (True, False):
         training = made(small_tanh, True)
         if not two_streams:
-            training.trainer.step.group.side = None  # type: ignore[attr-defined]
+            training.state.step.group.side = None  # type: ignore[attr-defined]
         training.epochs(1, 1)
         assert training.cuda is not None
         used = [stream for stream in training.cuda.streams if stream.given]
@@ -200,12 +182,12 @@ def test_networks_that_share_a_layer_run_on_one_stream() -> None:
     expected = made(networks_of_one_trunk(), False).epochs(1, 2)
     training = made(networks_of_one_trunk(), True)
     assert_same_epochs(training.epochs(1, 2), expected)
-    assert training.trainer.how_steps_run == "CUDA graphs"
+    assert training.state.how_steps_run == "CUDA graphs"
 
 
 def test_the_stand_in_sees_a_stream_that_is_not_joined() -> None:
     training = made(small_tanh, True)
-    side = training.trainer.step.group.side  # type: ignore[attr-defined]
+    side = training.state.step.group.side  # type: ignore[attr-defined]
     side.join = lambda: None
     with pytest.raises(AssertionError, match="reads what it has not waited for"):
         training.epochs(1, 1)
@@ -236,7 +218,7 @@ def test_a_network_may_wait_while_it_sets_itself_up() -> None:
     expected = made(AsksOnce, False).epochs(1, 2)
     training = made(AsksOnce, True)
     assert_same_epochs(training.epochs(1, 2), expected)
-    assert training.trainer.how_steps_run == "CUDA graphs"
+    assert training.state.how_steps_run == "CUDA graphs"
 
 
 class DrawsByItself(nn.Module):
@@ -272,7 +254,7 @@ def test_what_cannot_be_recorded_is_launched_by_the_host_and_one_line_says_why(n
     assert training.cuda is not None
     assert not training.cuda.launches
     assert not training.cuda.held
-    assert training.trainer.how_steps_run == f"launched by the host: {reason}"
+    assert training.state.how_steps_run == f"launched by the host: {reason}"
 
 
 @pytest.mark.filterwarnings("ignore:mind the gap")  # of the forward passes before the first steps
@@ -285,7 +267,7 @@ def test_other_warnings_of_the_first_steps_are_passed_on() -> None:
     training = made(lambda: Warns(6, CLASSES), True)
     with pytest.warns(UserWarning, match="mind the gap"):
         training.epochs(1, 1)
-    assert training.trainer.how_steps_run == "CUDA graphs"
+    assert training.state.how_steps_run == "CUDA graphs"
 
 
 def outcomes(count: int, choices: int) -> Iterator[StepLoss]:
@@ -331,9 +313,9 @@ def test_rates_are_written_into_the_same_tensors_for_every_epoch() -> None:
 def test_on_a_cpu_nothing_is_recorded_with_or_without_the_switch() -> None:
     networks = pair_of(small_tanh)
     for no_graph in (False, True):
-        training = trainer(networks, blobs(40), no_graph=no_graph)
-        assert training.captured is None
-        assert training.rates is None
+        state = a_training(networks, blobs(40), no_graph=no_graph)
+        assert state.captured is None
+        assert state.rates is None
     result = fit(settings(epochs=1, no_graph=True), small_tanh, blobs(40))
     assert result.summary["environment"]["steps"] == "launched by the host"
     with pytest.raises(TypeError, match="no_graph must be a bool, got int"):

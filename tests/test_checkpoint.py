@@ -12,9 +12,8 @@ import torch
 
 from checkpoint_cases import CHECKPOINTS, Killed, assert_same, contents, killed_after, train, whole
 from children import python
-from engine_cases import blobs, held_out, settings, small_mlp, small_tanh
+from engine_cases import blobs, fit, held_out, settings, small_mlp, small_tanh
 from jocor_fast.errors import RunError
-from jocor_fast.runs.fit import fit
 
 pytestmark = pytest.mark.usefixtures("one_thread", "curves_at_once")
 
@@ -103,7 +102,7 @@ FULL_DISK = """
 import resource, sys
 from engine_cases import blobs, held_out, settings, small_mlp
 from jocor_fast.errors import RunError
-from jocor_fast.runs.fit import fit
+from engine_cases import fit
 
 def on_epoch(event):
     if event.epoch == 3:  # from now on no file may grow past 4 kB: the next checkpoint fails as on a full disk

@@ -17,13 +17,13 @@ import torch
 
 from checkpoint_cases import CHECKPOINTS, Killed, assert_same, contents, killed_after, metrics_in
 from children import python
-from engine_cases import blobs, held_out, settings, small_mlp
+from engine_cases import blobs, fit, held_out, settings, small_mlp
 from jocor_fast.cli.program import main
 from jocor_fast.errors import RunError
 from jocor_fast.files.names import read_metrics
 from jocor_fast.report import curves
 from jocor_fast.runs import folder as run_folder
-from jocor_fast.runs.fit import EpochEvent, Run, fit
+from jocor_fast.runs.fit import EpochEvent, Run
 from jocor_fast.runs.folder import RunFolder
 
 pytestmark = pytest.mark.usefixtures("one_thread", "curves_at_once")
@@ -260,7 +260,7 @@ CUT_LINE = """
 import os, resource, sys
 from engine_cases import blobs, held_out, settings, small_mlp
 from jocor_fast.errors import RunError
-from jocor_fast.runs.fit import fit
+from engine_cases import fit
 
 def on_epoch(event):
     if event.epoch == 3:  # from now on no file may grow past this: the next line is cut as by a full disk

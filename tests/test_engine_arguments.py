@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import nn
 
-from engine_cases import CLASSES, blobs, parameters, run, same_bits, settings, small_cnn, small_mlp
+from engine_cases import CLASSES, blobs, fit, parameters, run, same_bits, settings, small_cnn, small_mlp
 from jocor_fast.engine.settings import TrainSettings
-from jocor_fast.runs.fit import EvalData, TrainData, fit
+from jocor_fast.runs.fit import EvalData, TrainData
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -138,12 +138,12 @@ def test_a_last_batch_of_one_sample_is_no_step_and_batchnorm_trains() -> None:
 
 
 def test_networks_that_can_be_trained_on_one_sample_are_and_trying_it_changes_nothing() -> None:
-    """BatchNorm over the pixels of one image, and dropout: the run is that of a trainer that does not try."""
+    """BatchNorm over the pixels of one image, and dropout: the run is that of one that does not try."""
 
     def of_one(*, tries: bool) -> list[torch.Tensor]:
         with pytest.MonkeyPatch.context() as patch:
             if not tries:
-                patch.setattr("jocor_fast.engine.trainer.check_single_rows", lambda *_: None)
+                patch.setattr("jocor_fast.engine.state.check_single_rows", lambda *_: None)
             return parameters(fit(settings(batch_size=1, epochs=1), small_cnn, blobs(9, (3, 8, 8))).networks)
 
     assert same_bits(of_one(tries=True), of_one(tries=False))

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from engine_cases import CLASSES, blobs, held_out, parameters, settings, strict_json
-from jocor_fast.runs.fit import EvalData, fit
+from engine_cases import CLASSES, blobs, fit, held_out, parameters, settings, strict_json
+from jocor_fast.runs.fit import EvalData
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from engine_cases import (
     CLASSES,
     blobs,
+    fit,
     held_out,
     pair_of,
     parameters,
@@ -21,7 +22,7 @@ from engine_cases import (
 )
 from jocor_fast.engine.evaluate import EVALUATION_BATCH, Accuracy, EvaluationSet, count_correct
 from jocor_fast.engine.networks import SeparateNetworks, evaluating
-from jocor_fast.runs.fit import EvalData, TrainData, fit
+from jocor_fast.runs.fit import EvalData, TrainData
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

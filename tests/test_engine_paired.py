@@ -10,11 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations, prune
 
-from engine_cases import CLASSES, blobs, pair_of, parameters, same_bits, settings, small_mlp
+from engine_cases import CLASSES, blobs, fit, pair_of, parameters, same_bits, settings, small_mlp
 from jocor_fast.engine.networks import SeparateNetworks
 from jocor_fast.engine.paired_mlp import PairedMLP
 from jocor_fast.losses import jocor_loss
-from jocor_fast.runs.fit import fit
 
 
 def deep_mlp() -> nn.Sequential:

@@ -15,6 +15,7 @@ from torch import Tensor
 from engine_cases import (
     METRICS,
     blobs,
+    fit,
     held_out,
     pair_of,
     run,
@@ -23,17 +24,17 @@ from engine_cases import (
     small_mlp,
     small_tanh,
     strict_json,
-    trainer,
+    train_epochs,
+    training,
     without_timings,
 )
 from jocor_fast.data.catalogue import load_dataset
-from jocor_fast.engine.plan import plan_epoch
 from jocor_fast.engine.settings import TrainSettings
 from jocor_fast.errors import DataError
 from jocor_fast.models.networks import mlp
 from jocor_fast.noise import corrupt, symmetric
 from jocor_fast.report.summary import best_by_validation
-from jocor_fast.runs.fit import EpochEvent, EvalData, TrainData, fit
+from jocor_fast.runs.fit import EpochEvent, EvalData, TrainData
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -46,8 +47,8 @@ def test_the_files_hold_what_the_run_returns(tmp_path: Path) -> None:
         blobs(70),
         test=held_out(45),
         output=tmp_path / "run",
-        extra_config={"settings": {"dataset": "blobs"}, "sources": {"dataset": "flag", "lr": "preset"}, "more": [1]},
-        extra_summary={"nominal_noise_rate": 0.4},
+        config={"settings": {"dataset": "blobs"}, "sources": {"dataset": "flag", "lr": "preset"}, "more": [1]},
+        noise_rates=(0.4, None),
         on_epoch=events.append,
     )
     lines = [strict_json(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
@@ -85,20 +86,18 @@ def test_the_schedules_are_in_the_metrics() -> None:
 
 def test_label_precision_is_clean_among_selected_over_the_epoch() -> None:
     data = blobs(70)
-    training = trainer(pair_of(small_mlp), data)
+    state = training(pair_of(small_mlp), data)
     choices: list[tuple[Tensor, Tensor]] = []
-    loss = training.step.method.loss
+    loss = state.step.method.loss
 
     def watched(logits: tuple[Tensor, ...], labels: Tensor, num_keep: int) -> Any:
         outcome = loss(logits, labels, num_keep)
         choices.append((labels, outcome.selected[0]))
         return outcome
 
-    training.step.method.loss = watched  # type: ignore[method-assign]
-    plan = plan_epoch(training.settings, 3, 70)
-    training.train_epoch(plan, stop=lambda: False)
-    order = training.log.order if training.log is not None else torch.empty(0)
-    line, _ = training.finish_epoch(plan)
+    state.step.method.loss = watched  # type: ignore[method-assign]
+    watch = train_epochs(state, 3)
+    (line,), order = watch.lines, watch.logs[0]["order"]
 
     assert data.clean_labels is not None
     clean = (data.labels == data.clean_labels)[order].split(16)
@@ -156,15 +155,8 @@ def test_data_of_any_size_are_trained_on_in_whole_batches(count: int, batch_size
 
 
 def test_every_epoch_has_an_order_of_its_own_and_leaves_out_other_samples() -> None:
-    training = trainer(pair_of(small_mlp), blobs(70))
-    orders = []
-    for epoch in (1, 2):
-        plan = plan_epoch(training.settings, epoch, 70)
-        training.train_epoch(plan, stop=lambda: False)
-        assert training.log is not None
-        orders.append(training.log.order.tolist())
-        training.finish_epoch(plan)
-    first, second = orders
+    state = training(pair_of(small_mlp), blobs(70))
+    first, second = (log["order"].tolist() for log in train_epochs(state, 1, 2).logs)
     assert len(set(first)) == len(set(second)) == 64
     assert first != second
     assert set(first) != set(second)

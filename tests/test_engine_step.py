@@ -16,6 +16,7 @@ from engine_cases import (
     adam_by_hand,
     blobs,
     first_batches,
+    fit,
     pair_of,
     parameters,
     run,
@@ -24,7 +25,9 @@ from engine_cases import (
     small_cnn,
     small_mlp,
     small_tanh,
-    trainer,
+    train_epochs,
+    train_steps,
+    training,
 )
 from graph_stand_in import WAITING
 from jocor_fast import reference
@@ -33,7 +36,7 @@ from jocor_fast.engine.paired_mlp import PairedMLP
 from jocor_fast.engine.plan import plan_epoch
 from jocor_fast.methods import METHODS, Keep, Standard
 from jocor_fast.models.networks import cnn, mlp
-from jocor_fast.runs.fit import TrainData, fit
+from jocor_fast.runs.fit import TrainData
 
 SEED = 5
 
@@ -91,10 +94,8 @@ def test_the_same_seed_gives_the_same_bits_after_50_steps(network: Any, determin
             networks = pair_of(network)
             torch.manual_seed(0)  # dropout draws from torch's own generator, which `fit` seeds
             augment = "crop-flip" if network is small_cnn else "none"
-            training = trainer(networks, data, seed=SEED, augment=augment)
-            assert training.train_epoch(plan_epoch(training.settings, 1, 800), stop=never)
-            assert training.log is not None
-            results.append([training.log.losses, *parameters(networks)])
+            (log,) = train_epochs(training(networks, data, seed=SEED, augment=augment), 1).logs
+            results.append([log["losses"], *parameters(networks)])
     finally:
         torch.use_deterministic_algorithms(False)
     assert len(results[0][0]) == 50
@@ -224,10 +225,10 @@ class Calls(TorchDispatchMode):
 
 
 def calls_of_an_epoch(networks: tuple[nn.Module, ...], data: TrainData, **changes: Any) -> set[str]:
-    training = trainer(networks, data, **changes)
-    training.step.method.prepare(lambda method, estimate: torch.eye(CLASSES))
+    state = training(networks, data, **changes)
+    state.step.method.prepare(lambda method, estimate: torch.eye(CLASSES))
     with Calls() as calls:
-        training.train_epoch(plan_epoch(training.settings, 1, len(data.labels)), stop=never)
+        train_steps(state, len(data.labels) // 16 - 1)
     return calls.names
 
 
@@ -289,9 +290,7 @@ def test_compiled_networks_compute_the_same_and_stay_the_modules_that_they_are(m
     data = blobs(64)
     networks = {compiled: pair_of(small_mlp) for compiled in (False, True)}
     for compiled, pair in networks.items():
-        trainer(pair, data, compile=compiled, epochs=1).train_epoch(
-            plan_epoch(settings(epochs=1), 1, len(data.labels)), stop=lambda: False
-        )
+        train_epochs(training(pair, data, compile=compiled, epochs=1), 1)
     assert traced
     assert list(networks[True][0].state_dict()) == list(networks[False][0].state_dict())
     for mine, plain in zip(parameters(networks[True]), parameters(networks[False]), strict=True):

@@ -17,10 +17,10 @@ import pytest
 from sklearn.datasets import load_digits
 
 from children import IMPORTED
-from engine_cases import blobs, settings, small_mlp
+from engine_cases import blobs, fit, settings, small_mlp
 from jocor_fast.cli.program import main
 from jocor_fast.errors import RunError
-from jocor_fast.runs.fit import EpochEvent, Run, fit
+from jocor_fast.runs.fit import EpochEvent, Run
 from jocor_fast.runs.folder import RunFolder
 
 pytestmark = pytest.mark.usefixtures("one_thread", "curves_at_once")

@@ -19,6 +19,7 @@ from engine_cases import (
     Asks,
     adam_by_hand,
     blobs,
+    fit,
     held_out,
     pair_of,
     parameters,
@@ -30,10 +31,13 @@ from engine_cases import (
     without_timings,
 )
 from jocor_fast.data.samples import EvalData
+from jocor_fast.engine import loop
+from jocor_fast.engine.epoch_log import EpochLog
+from jocor_fast.engine.loop import Observer
 from jocor_fast.engine.optimizer import FusedAdam, PlainSGD
 from jocor_fast.engine.plan import DeviceRates, plan_epoch
-from jocor_fast.engine.trainer import Trainer
-from jocor_fast.runs.fit import Run, TrainData, fit
+from jocor_fast.engine.state import TrainingState
+from jocor_fast.runs.fit import Run, TrainData
 
 pytestmark = pytest.mark.gpu
 
@@ -213,22 +217,25 @@ def test_nothing_in_the_steps_of_an_epoch_waits_for_the_device(no_graph: bool, p
     device = torch.device("cuda", torch.cuda.current_device())
     networks = tuple(network.to(device) for network in pair_of(small_cnn))
     chosen = settings(device="cuda", no_graph=no_graph, precision=precision, augment="crop-flip")
-    training = Trainer(chosen, networks, blobs(SAMPLES, (3, 8, 8)), None, None, device)
-    reached: list[int] = []
+    state = TrainingState(chosen, networks, blobs(SAMPLES, (3, 8, 8)), None, None, device)
 
-    def some_more() -> bool:
-        if len(reached) == 6:  # past the recording of both graphs
-            torch.cuda.set_sync_debug_mode("error")
-        return False
+    class Strict(Observer):
+        reached = 0
 
-    plan = plan_epoch(chosen, 1, SAMPLES)
-    training.train_epoch(plan, stop=lambda: False)
-    training.finish_epoch(plan)
+        def on_step(self, epoch: int, log: EpochLog) -> None:
+            self.reached += 1
+            if self.reached == 6:  # past the recording of both graphs
+                torch.cuda.set_sync_debug_mode("error")
+            if log.step == log.steps:  # the evaluation waits
+                torch.cuda.set_sync_debug_mode("default")
+
+    loop.train(state, [1], Observer())
+    strict = Strict()
     try:
-        training.train_epoch(plan_epoch(chosen, 2, SAMPLES), stop=some_more, on_step=lambda *at: reached.append(at[1]))
+        loop.train(state, [2], strict)
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    assert len(reached) >= 6
+    assert strict.reached >= 6
 
 
 @pytest.mark.parametrize("optimizer", [FusedAdam, PlainSGD])

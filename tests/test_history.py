@@ -11,12 +11,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine_cases import CLASSES, blobs, pair_of, settings, small_mlp, small_tanh, trainer
+from engine_cases import CLASSES, blobs, fit, pair_of, settings, small_mlp, small_tanh, train_epochs, training
 from jocor_fast.engine.history import LARGEST_LOSS, WINDOW, SampleHistory, SampleStatistics
-from jocor_fast.engine.plan import StepRates, plan_epoch
+from jocor_fast.engine.plan import StepRates
 from jocor_fast.engine.step import TrainingStep
 from jocor_fast.methods import METHODS, StepLoss
-from jocor_fast.runs.fit import fit
 
 pytestmark = pytest.mark.usefixtures("one_thread", "curves_at_once")
 
@@ -105,22 +104,20 @@ def test_a_loss_that_is_not_finite_counts_as_a_large_one_and_does_no_lasting_har
 @pytest.mark.parametrize("method", sorted(METHODS))
 def test_a_trainer_records_every_step_that_it_takes(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     count = METHODS[method].num_networks
-    training = trainer(pair_of(small_mlp)[:count], blobs(70), method=method)
-    training.step.method.prepare(lambda method, estimate: torch.eye(CLASSES))
-    plain, take = PlainHistory(training.labels), TrainingStep.__call__
+    state = training(pair_of(small_mlp)[:count], blobs(70), method=method)
+    state.step.method.prepare(lambda method, estimate: torch.eye(CLASSES))
+    plain, take = PlainHistory(state.labels), TrainingStep.__call__
 
     def noted(step: TrainingStep, stored: Tensor, labels: Tensor, rates: StepRates) -> StepLoss:
         outcome = take(step, stored, labels, rates)
-        assert training.log is not None
-        at = training.log.step * len(labels)
-        plain.record(training.log.order[at : at + len(labels)], outcome)
+        assert state.log is not None
+        at = state.log.step * len(labels)
+        plain.record(state.log.order[at : at + len(labels)], outcome)
         return outcome
 
     monkeypatch.setattr(TrainingStep, "__call__", noted)
-    for epoch in (1, 2, 3):
-        training.train_epoch(plan_epoch(training.settings, epoch, 70), stop=lambda: False)
-        training.log = None
-    plain.check(SampleStatistics.of(training.history.state_dict()))
+    train_epochs(state, 1, 3)
+    plain.check(SampleStatistics.of(state.history.state_dict()))
 
 
 def test_a_run_that_was_resumed_has_the_history_of_one_that_was_not(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine_cases import pair_of, same_bits, settings, without_timings
+from engine_cases import fit, pair_of, same_bits, settings, without_timings
 from image_cases import damage, encoded, loaded, picture, write_clothing1m
 from jocor_fast.cli.program import main
 from jocor_fast.data.catalogue import load_dataset
@@ -22,11 +22,11 @@ from jocor_fast.data.images.bad_files import BadFiles
 from jocor_fast.data.images.image_set import ImageDataset, ImageList
 from jocor_fast.data.images.preprocessing import CROP, Preprocessing
 from jocor_fast.data.images.source import ImageInputs
-from jocor_fast.engine.trainer import Trainer
+from jocor_fast.engine.evaluate import predicted_probabilities
+from jocor_fast.engine.state import TrainingState
 from jocor_fast.methods import METHODS
 from jocor_fast.noise.estimate import estimate_transition
-from jocor_fast.runs.first_stage import predicted_probabilities
-from jocor_fast.runs.fit import EvalData, Run, TrainData, fit
+from jocor_fast.runs.fit import EvalData, Run, TrainData
 from loader_cases import EACH_LOADER, LOADERS, SMALL
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -65,14 +65,14 @@ def test_a_whole_run_is_the_same_with_both_loaders(
 ) -> None:
     pytest.importorskip("nvidia.dali")
     orders: list[Tensor] = []
-    finish = Trainer.finish_epoch
+    end = TrainingState.end_epoch
 
-    def noted(trainer: Trainer, plan: Any) -> Any:
-        assert trainer.log is not None
-        orders.append(trainer.log.order.clone())
-        return finish(trainer, plan)
+    def noted(state: TrainingState) -> None:
+        assert state.log is not None
+        orders.append(state.log.order.clone())
+        end(state)
 
-    monkeypatch.setattr(Trainer, "finish_epoch", noted)
+    monkeypatch.setattr(TrainingState, "end_epoch", noted)
     run = ["--batch-size", "8", "--epochs", "9", "--forget-rate", "0.2", "--lr", "1e-4"]
     for loader in ("dali", "pillow"):
         assert train(tmp_path, *run, "--loader", loader, output=loader) == 0
@@ -250,7 +250,7 @@ def test_f_correction_estimates_its_matrix_from_the_images_as_they_are_evaluated
         firsts.append(network)
         return predicted_probabilities(network, *rest, **named)
 
-    monkeypatch.setattr("jocor_fast.runs.session.predicted_probabilities", noted)
+    monkeypatch.setattr("jocor_fast.runs.fit.predicted_probabilities", noted)
     run = small_run(tmp_path, loader, None, BadFiles(), method="f-correction")
     dataset = loaded("clothing1m", tmp_path)
     source = ImageInputs(dataset.train, SMALL, loader, BadFiles()).open(torch.device("cpu"), 8, training=False)

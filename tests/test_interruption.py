@@ -14,8 +14,8 @@ import pytest
 
 from checkpoint_cases import KINDS, Killed, assert_same, killed_after, metrics_in, terminated_at, train, whole
 from children import IMPORTED, PATIENCE
-from engine_cases import blobs, held_out, settings, small_mlp, without_timings
-from jocor_fast.runs.fit import Run, fit
+from engine_cases import blobs, fit, held_out, settings, small_mlp, without_timings
+from jocor_fast.runs.fit import Run
 
 pytestmark = pytest.mark.usefixtures("one_thread", "curves_at_once")
 
@@ -100,7 +100,7 @@ def test_ctrl_c_says_interrupted_and_can_be_resumed(tmp_path: Path) -> None:
 SCRIPT = """
 import sys, time, torch
 from engine_cases import blobs, held_out, settings, small_mlp
-from jocor_fast.runs.fit import fit
+from engine_cases import fit
 torch.set_num_threads(1)
 
 def on_step(epoch, step, steps):

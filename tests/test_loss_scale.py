@@ -8,10 +8,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from engine_cases import blobs, pair_of, parameters, run, same_bits, settings, small_tanh, trainer
+from engine_cases import blobs, pair_of, parameters, run, same_bits, settings, small_tanh, train_steps, training
 from jocor_fast.engine.loss_scale import GROWTH_INTERVAL, INITIAL_SCALE, LossScale
 from jocor_fast.engine.optimizer import FusedAdam, Optimizer, PlainSGD
-from jocor_fast.engine.plan import plan_epoch
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -102,19 +101,17 @@ class Overflows(nn.Module):
 
 def test_a_step_that_overflows_changes_nothing_but_the_scale_which_a_checkpoint_keeps() -> None:
     networks = pair_of(Overflows)
-    training = trainer(networks, blobs(64), precision="float16", ramp_epochs=0, co_lambda=0.0)
+    state = training(networks, blobs(64), precision="float16", ramp_epochs=0, co_lambda=0.0)
     before = parameters(networks)
-    plan = plan_epoch(training.settings, 1, 64)
-    scale = training.step.loss_scale
+    scale = state.step.loss_scale
     assert scale is not None
     scale.scale.fill_(2.0**40)
-    reached: list[int] = []
-    training.train_epoch(plan, stop=lambda: len(reached) == 2, on_step=lambda *at: reached.append(1))
+    train_steps(state, 2)
     assert same_bits(before, parameters(networks))
     assert scale.scale == 2.0**38
 
-    other = trainer(pair_of(Overflows), blobs(64), precision="float16", ramp_epochs=0, co_lambda=0.0)
-    other.load_state_dict(training.state_dict())
+    other = training(pair_of(Overflows), blobs(64), precision="float16", ramp_epochs=0, co_lambda=0.0)
+    other.load_state_dict(state.state_dict())
     assert other.step.loss_scale is not None
     assert other.step.loss_scale.scale == 2.0**38
     assert settings(precision="float16").precision == "float16"

@@ -16,6 +16,7 @@ from engine_cases import (
     CLASSES,
     blobs,
     first_batches,
+    fit,
     held_out,
     pair_of,
     parameters,
@@ -28,13 +29,14 @@ from engine_cases import (
 from jocor_fast import num_keep
 from jocor_fast.data.memory.digits import load_digits
 from jocor_fast.data.samples import ResidentInputs
+from jocor_fast.engine.evaluate import predicted_probabilities
 from jocor_fast.engine.optimizer import FusedAdam, PlainSGD
 from jocor_fast.engine.plan import plan_epoch
 from jocor_fast.errors import RunError
+from jocor_fast.machine import derived_seed
 from jocor_fast.methods import METHODS, Keep
 from jocor_fast.noise.estimate import anchor_percentile, estimate_transition
-from jocor_fast.runs.first_stage import first_stage_settings, predicted_probabilities
-from jocor_fast.runs.fit import Run, TrainData, fit
+from jocor_fast.runs.fit import Run, TrainData
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -229,7 +231,7 @@ def test_f_correction_reports_the_estimate_of_its_first_stage(tmp_path: Path) ->
     assert first["method"] == "standard"
     assert first["epochs"] == 3
     assert first["seed"] != 0
-    alone = fit(first_stage_settings(settings(method="f-correction", epochs=3), "standard"), small_tanh, blobs(70))
+    alone = fit(settings(method="standard", epochs=3, seed=derived_seed(0, 2)), small_tanh, blobs(70))
     source = ResidentInputs(blobs(70).inputs, 1 / 255, torch.device("cpu"))
     expected = transition_of(alone.networks[0], source)
     assert summary["transition"] == result.summary["transition"] == expected.tolist()
@@ -243,7 +245,7 @@ def test_a_module_handed_in_is_trained_by_the_second_stage_alone() -> None:
     copy_of_it.load_state_dict(network.state_dict())
     result = fit(settings(method="f-correction", epochs=1, batch_size=70), network, blobs(70))
     assert result.networks == (network,)
-    chosen = first_stage_settings(settings(method="f-correction", epochs=1, batch_size=70), "standard")
+    chosen = settings(method="standard", epochs=1, batch_size=70, seed=derived_seed(0, 2))
     first = fit(chosen, copy_of_it, blobs(70))
     source = ResidentInputs(blobs(70).inputs, 1 / 255, torch.device("cpu"))
     expected = transition_of(first.networks[0], source)

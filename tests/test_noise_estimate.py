@@ -23,7 +23,7 @@ from jocor_fast.diagnosis.noise_estimate import (
     from_predictions_and_truth,
 )
 from jocor_fast.engine.plan import EpochPlan
-from jocor_fast.engine.trainer import Trainer
+from jocor_fast.engine.state import TrainingState
 from jocor_fast.errors import ConfigError
 
 pytestmark = pytest.mark.usefixtures("one_thread", "curves_at_once")
@@ -149,12 +149,12 @@ def test_no_network_sees_the_half_that_it_predicts() -> None:
 def test_a_warm_up_keeps_its_full_rate_whatever_the_plan_of_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     rates: list[float] = []
 
-    def noted(training: Trainer, plan: EpochPlan, **rest: Any) -> bool:
+    def noted(state: TrainingState, plan: EpochPlan) -> Any:
         rates.append(plan.lr)
-        return train_epoch(training, plan, **rest)
+        return begin_epoch(state, plan)
 
-    train_epoch = Trainer.train_epoch
-    monkeypatch.setattr(Trainer, "train_epoch", noted)
+    begin_epoch = TrainingState.begin_epoch
+    monkeypatch.setattr(TrainingState, "begin_epoch", noted)
     config = resolve({"noise_rate": "0.4", "device": "cpu", "batch_size": "512", "lr_plan": "clothing1m"})
     task = build_task(config)
     cross_fit(config.train_settings(), task.build_network, task.train, 10, epochs=3)
@@ -258,10 +258,10 @@ def test_what_does_not_go_with_a_warm_up_is_named(
 def test_a_warm_up_that_runs_out_of_memory_says_what_needs_less(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def train_epoch(*arguments: object, **options: object) -> None:
+    def begin_epoch(*arguments: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB. See documentation")
 
-    monkeypatch.setattr(Trainer, "train_epoch", train_epoch)
+    monkeypatch.setattr(TrainingState, "begin_epoch", begin_epoch)
     assert main(["estimate-noise", "--noise-rate=0.3", "--device=cpu", f"--output={tmp_path / 'run'}"]) == 1
     assert capsys.readouterr().err.endswith("error: out of memory on cpu: a smaller --batch-size needs less\n")
 

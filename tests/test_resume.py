@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 from checkpoint_cases import KINDS, Killed, assert_same, contents, killed_after, killed_at, metrics_in, train, whole
-from engine_cases import blobs, parameters, same_bits, settings, small_mlp, small_tanh
+from engine_cases import blobs, fit, parameters, same_bits, settings, small_mlp, small_tanh
 from jocor_fast.errors import RunError
-from jocor_fast.runs.fit import Run, fit
+from jocor_fast.runs.fit import Run
 
 pytestmark = pytest.mark.usefixtures("one_thread", "curves_at_once")
 
@@ -93,7 +93,7 @@ def test_a_run_from_before_a_setting_existed_goes_on_where_that_has_its_default(
         torch.save(checkpoint, folder / "checkpoint.pt")
 
     def extra(value: float, source: str) -> dict[str, object]:
-        return {"extra_config": {"settings": {"val_fraction": value}, "sources": {"val_fraction": source}}}
+        return {"config": {"settings": {"val_fraction": value}, "sources": {"val_fraction": source}}}
 
     interrupted(tmp_path / "upgraded", **extra(0.0, "default"))
     assert len(train("paired", tmp_path / "upgraded", resume=True, **extra(0.0, "default")).metrics) == 6
@@ -112,7 +112,7 @@ def test_other_settings_of_the_caller_and_other_labels_are_named_too(tmp_path: P
             small_mlp,
             blobs(40, seed=seed),
             output=tmp_path,
-            extra_config=extra,
+            config=extra,
             resume=resume,
             on_epoch=on_epoch,
         )

@@ -13,12 +13,12 @@ import pytest
 import torch
 from torch import nn
 
-from engine_cases import blobs, held_out, parameters, same_bits, settings, small_mlp, without_timings
+from engine_cases import blobs, fit, held_out, parameters, same_bits, settings, small_mlp, without_timings
 from jocor_fast.cli.program import main
 from jocor_fast.files.names import read_metrics
 from jocor_fast.paper.lambda_search import SCORED_EPOCHS, kept, ranked, rungs, score
 from jocor_fast.paper.run_queue import QueuedRun
-from jocor_fast.runs.fit import EvalData, Run, fit
+from jocor_fast.runs.fit import EvalData, Run
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

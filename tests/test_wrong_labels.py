@@ -10,11 +10,10 @@ import pytest
 from sklearn.metrics import f1_score, roc_auc_score
 
 import jocor_fast as jf
-from engine_cases import blobs, settings, small_tanh
+from engine_cases import blobs, fit, settings, small_tanh
 from jocor_fast.diagnosis.wrong_labels import audit_history
 from jocor_fast.engine.history import SampleStatistics
 from jocor_fast.errors import RunError
-from jocor_fast.runs.fit import fit
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

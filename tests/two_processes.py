@@ -24,18 +24,30 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import jocor_fast as jf
-from engine_cases import CLASSES, blobs, held_out, pair_of, parameters, settings, small_cnn, small_mlp, small_tanh
+from engine_cases import (
+    CLASSES,
+    blobs,
+    fit,
+    held_out,
+    pair_of,
+    parameters,
+    settings,
+    small_cnn,
+    small_mlp,
+    small_tanh,
+    train_epochs,
+)
 from image_cases import damage, loaded, write_clothing1m
 from jocor_fast.data.images.bad_files import BadFiles
 from jocor_fast.data.images.preprocessing import Preprocessing
 from jocor_fast.data.images.source import ImageInputs
 from jocor_fast.data.samples import EvalData, TrainData
-from jocor_fast.engine.plan import plan_epoch
+from jocor_fast.engine.epoch_log import EpochLog
 from jocor_fast.engine.processes import Processes, SharedRequest, joined_processes
-from jocor_fast.engine.trainer import Trainer
+from jocor_fast.engine.state import TrainingState
 from jocor_fast.errors import FailedElsewhere
 from jocor_fast.methods import METHODS
-from jocor_fast.runs.fit import EpochEvent, fit
+from jocor_fast.runs.fit import EpochEvent
 
 SAMPLES, BATCH = 150, 64  # two steps an epoch, and some left over
 CPU = torch.device("cpu")
@@ -77,22 +89,16 @@ def epochs(
     )
     networks = pair_of(network)[: METHODS[asked.method].num_networks]
     test = held_out(45, tuple(data.inputs.shape[1:]))
-    trainer = Trainer(asked, networks, data, test, val, CPU, processes)
+    state = TrainingState(asked, networks, data, test, val, CPU, processes)
     transition = torch.full((CLASSES, CLASSES), 0.1) + 0.6 * torch.eye(CLASSES)
-    trainer.step.method.prepare(lambda method, estimate: transition)
-    lines, selected = [], []
-    for epoch in range(1, count + 1):
-        plan = plan_epoch(asked, epoch, len(data.labels), processes)
-        trainer.train_epoch(plan, stop=lambda: False)
-        assert trainer.log is not None
-        selected.append((trainer.log.order.clone(), trainer.log.selected.clone()))
-        lines.append(trainer.finish_epoch(plan)[0])
-    statistics = trainer.history.statistics()
+    state.step.method.prepare(lambda method, estimate: transition)
+    watch = train_epochs(state, 1, count)
+    statistics = state.history.statistics()
     return {
         "parameters": parameters(networks),
-        "ids": [ids for ids, _ in selected],
-        "selected": [mask for _, mask in selected],
-        "lines": lines,
+        "ids": [log["order"] for log in watch.logs],
+        "selected": [log["selected"] for log in watch.logs],
+        "lines": watch.lines,
         "seen": torch.from_numpy(statistics.seen),
         "loss": torch.from_numpy(statistics.loss),
     }
@@ -113,15 +119,9 @@ def images(processes: Processes, loader: str, *, spoilt: bool = False) -> dict[s
         asked = settings(batch_size=16, batch_scope="global", selection_scope="global")
         data = TrainData(train, torch.from_numpy(dataset.train_labels))
         held_out_part = EvalData(test, torch.from_numpy(dataset.test.labels))
-        trainer = Trainer(asked, networks, data, held_out_part, None, CPU, processes)
-        ids, lines = [], []
-        for epoch in (1, 2):
-            plan = plan_epoch(asked, epoch, len(data.labels), processes)
-            trainer.train_epoch(plan, stop=lambda: False)
-            assert trainer.log is not None
-            ids.append(trainer.log.order.clone())
-            lines.append(trainer.finish_epoch(plan)[0])
-        return {"ids": ids, "lines": lines, "parameters": parameters(networks), "bad": sorted(bad_files.reasons)}
+        watch = train_epochs(TrainingState(asked, networks, data, held_out_part, None, CPU, processes), 1, 2)
+        ids = [log["order"] for log in watch.logs]
+        return {"ids": ids, "lines": watch.lines, "parameters": parameters(networks), "bad": sorted(bad_files.reasons)}
 
 
 def own_selection(processes: Processes) -> dict[str, Any]:
@@ -150,18 +150,11 @@ def disagreement(processes: Processes, rows: tuple[int, ...]) -> dict[str, Any]:
     inputs = torch.tensor([[1.0, 0.0]]).repeat(4, 1)
     inputs[list(rows), 1] = 3.0
     asked = settings(method="decoupling", batch_size=4, batch_scope="global", optimizer="sgd", lr=0.5)
-    trainer = Trainer(asked, networks, TrainData(inputs, torch.zeros(4, dtype=torch.int64)), None, None, CPU, processes)
-    trainer._start_log = lambda plan: _log_in_order(trainer, plan)  # type: ignore[method-assign]
-    plan = plan_epoch(asked, 1, 4, processes)
-    trainer.train_epoch(plan, stop=lambda: False)
-    trainer.finish_epoch(plan)
+    data = TrainData(inputs, torch.zeros(4, dtype=torch.int64))
+    state = TrainingState(asked, networks, data, None, None, CPU, processes)
+    state.log = EpochLog(processes.share_of(torch.arange(4)), 1, 1)  # in their order
+    train_epochs(state, 1)
     return {"parameters": parameters(networks)}
-
-
-def _log_in_order(trainer: Trainer, plan: Any) -> Any:
-    from jocor_fast.engine.epoch_log import EpochLog
-
-    return EpochLog(trainer.processes.share_of(torch.arange(plan.batch_size)), 1, 1)
 
 
 def request(processes: Processes) -> dict[str, Any]:

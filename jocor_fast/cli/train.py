@@ -22,6 +22,7 @@ from jocor_fast.config.resolve import Config, resolve
 from jocor_fast.config.stored_run import FOLDER, PATHS, is_relative, names_the_same
 from jocor_fast.config.task import Task, build_task
 from jocor_fast.diagnosis.noise_estimate import NoiseEstimate, estimate_noise
+from jocor_fast.engine.epoch_log import EpochLog
 from jocor_fast.engine.plan import whole_batch
 from jocor_fast.engine.processes import Processes, joined_processes
 from jocor_fast.engine.settings import TrainSettings
@@ -30,7 +31,7 @@ from jocor_fast.files.names import CHECKPOINT, CONFIG, FIRST_STAGE, read_json
 from jocor_fast.machine import resolve_device
 from jocor_fast.report.screen import TrainingProgress, final_table, phase, say, say_subjects, warn
 from jocor_fast.report.tensorboard import MissingTensorBoard, TensorBoardLog
-from jocor_fast.runs.fit import EpochEvent, Run, fit
+from jocor_fast.runs.fit import EpochEvent, Observer, Recording, Run, fit
 from jocor_fast.runs.folder import check_place, holds_run
 from jocor_fast.schedules import trained_epochs
 
@@ -173,11 +174,6 @@ def _fit(
 ) -> Run:
     """The engine's run; its complaints name the flag or key that is to blame."""
 
-    def on_epoch(event: EpochEvent) -> None:
-        progress.on_epoch(event.metrics)
-        if board is not None and not event.first_stage:
-            board.on_epoch(event.metrics)
-
     with config.engine_complaints():
         return fit(
             settings,
@@ -185,22 +181,39 @@ def _fit(
             task.train,
             test=task.test,
             val=task.val,
-            output=config["output"],
-            resume=config["resume"],
-            stop_after=config["stop_after"],
-            checkpoint_every=config["checkpoint_every"],
+            recording=Recording(
+                folder=config["output"],
+                resume=config["resume"],
+                stop_after=config["stop_after"],
+                checkpoint_every=config["checkpoint_every"],
+                config=recorded,
+                network_input=describe_input(task, config["model"], config["normalisation"]),
+                noise_rates=(task.nominal_noise_rate, task.realised_noise_rate),
+            ),
             processes=processes,
-            extra_config=recorded,
-            extra_checkpoint={"input": describe_input(task, config["model"], config["normalisation"])},
-            extra_summary={
-                "nominal_noise_rate": task.nominal_noise_rate,
-                "realised_noise_rate": task.realised_noise_rate,
-            },
-            on_epoch=on_epoch,
-            on_step=progress.on_step,
-            on_stage=progress.on_stage,
-            on_wait=progress.on_wait,
+            observers=[_Shown(progress, board)],
         )
+
+
+class _Shown(Observer):
+    """Shows a run on the screen, and in TensorBoard where that is asked for."""
+
+    def __init__(self, progress: TrainingProgress, board: TensorBoardLog | None) -> None:
+        self.progress, self.board = progress, board
+        self._waited = 0.0  # in the epoch under way
+        self.on_stage = progress.on_stage  # type: ignore[method-assign]
+
+    def on_step(self, epoch: int, log: EpochLog) -> None:
+        if log.waited:
+            self.progress.on_wait(log.waited - self._waited)
+            self._waited = log.waited
+        self.progress.on_step(epoch, log.step, log.steps)
+
+    def on_epoch(self, event: EpochEvent) -> None:
+        self._waited = 0.0
+        self.progress.on_epoch(event.metrics)
+        if self.board is not None and not event.first_stage:
+            self.board.on_epoch(event.metrics)
 
 
 def _keep_names(config: Config, processes: Processes) -> str | None:

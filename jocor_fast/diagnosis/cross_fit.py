@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -11,11 +11,12 @@ import torch
 from torch import nn
 
 from jocor_fast.data.samples import EvalData, TrainData, take
+from jocor_fast.engine import loop
 from jocor_fast.engine.evaluate import EvaluationSet
+from jocor_fast.engine.loop import EpochEvent, Observer
 from jocor_fast.engine.networks import build_networks, evaluating
-from jocor_fast.engine.plan import plan_epoch
 from jocor_fast.engine.settings import TrainSettings
-from jocor_fast.engine.trainer import Trainer
+from jocor_fast.engine.state import TrainingState
 from jocor_fast.errors import RunError
 from jocor_fast.machine import resolve_device, seeded_generators
 
@@ -78,37 +79,59 @@ def cross_fit(
     with seeded_generators(settings.seed, device):
         for number, held_out in enumerate((~half, half)):
             trained, others = np.flatnonzero(~held_out), np.flatnonzero(held_out)
-            part = TrainData(
-                take(train.inputs, trained), train.labels[torch.from_numpy(trained)], None, train.input_scale
+            part, rest = (
+                EvalData(take(train.inputs, ids), train.labels[torch.from_numpy(ids)], train.input_scale)
+                for ids in (trained, others)
             )
-            rest = EvalData(take(train.inputs, others), train.labels[torch.from_numpy(others)], train.input_scale)
-            trainer = Trainer(plain, build_networks(build_network, 1, "standard", device), part, None, None, device)
-            sets = [EvaluationSet(data, device, plain.batch_size) for data in (rest, val) if data is not None]
-            for epoch in range(1, epochs + 1):
-                plan = plan_epoch(plain, epoch, len(trained))
-                trainer.train_epoch(plan, stop=lambda: False)
-                _, fault = trainer.finish_epoch(plan)
-                if fault is not None:
-                    raise RunError(
-                        f"the warm-up that estimates the noise diverged in epoch {epoch}: {fault['reason']}; a smaller "
-                        "learning rate may help"
-                    )
-                probability[others] += _probabilities(trainer, sets[0], num_classes) / epochs
-                if val_probability is not None:
-                    val_probability[number] += _probabilities(trainer, sets[1], num_classes) / epochs
-                if on_epoch is not None:
-                    on_epoch(number * epochs + epoch, 2 * epochs)
-            trainer.release()
+            state = TrainingState(
+                plain,
+                build_networks(build_network, 1, "standard", device),
+                TrainData(part.inputs, part.labels, None, part.input_scale),
+                None,
+                None,
+                device,
+            )
+            done = (
+                None if on_epoch is None else lambda epoch, before=number * epochs: on_epoch(before + epoch, 2 * epochs)
+            )
+            mean = _MeanPredictions(state, [of for of in (rest, val) if of is not None], epochs, done)
+            fault = loop.train(state, range(1, epochs + 1), mean)
+            if fault is not None:
+                raise RunError(
+                    f"the warm-up that estimates the noise diverged in epoch {fault.epoch}: {fault.reason}; a smaller "
+                    "learning rate may help"
+                )
+            probability[others] = mean.of_sets[0]
+            if val_probability is not None:
+                val_probability[number] = mean.of_sets[1]
+            state.release()
     return CrossFit(half, probability, val_probability)
 
 
+class _MeanPredictions(Observer):
+    """What a network predicts of some sets, float64 [n, C] each, as the mean over its epochs."""
+
+    def __init__(
+        self, state: TrainingState, sets: Sequence[EvalData], epochs: int, done: Callable[[int], None] | None
+    ) -> None:
+        self.state, self.epochs, self.done = state, epochs, done
+        self.sets = [EvaluationSet(data, state.device, state.settings.batch_size) for data in sets]
+        self.of_sets = [np.zeros((len(data), state.classes)) for data in self.sets]
+
+    def on_epoch(self, event: EpochEvent) -> None:
+        if event.fault is None:
+            for mean, data in zip(self.of_sets, self.sets, strict=True):
+                mean += _probabilities(self.state, data) / self.epochs
+            if self.done is not None:
+                self.done(event.epoch)
+
+
 @torch.no_grad()
-def _probabilities(trainer: Trainer, data: EvaluationSet, num_classes: int) -> np.ndarray:
+def _probabilities(state: TrainingState, data: EvaluationSet) -> np.ndarray:
     """float64 [n, C], NaN for samples that could not be read."""
-    device = data.labels.device
-    result = torch.full((len(data), num_classes), math.nan, device=device)
-    with evaluating(trainer.networks), trainer.step.autocast():
+    result = torch.full((len(data), state.classes), math.nan, device=state.device)
+    with evaluating(state.networks), state.step.autocast():
         for samples, stored in data.source.batches(data.order, data.batch_size):
-            (logits,) = trainer.step.group.logits(data.source.network_input(stored))
+            (logits,) = state.step.group.logits(data.source.network_input(stored))
             result[samples] = logits.float().softmax(1)
     return result.double().cpu().numpy()

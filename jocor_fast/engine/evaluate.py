@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -91,6 +92,22 @@ def _smallest(own: Tensor, data: EvaluationSet, seen: int, processes: Processes)
     padded[:seen] = own
     chosen = select_small_loss(processes.gathered(padded).flatten(), count)
     return chosen.view(processes.count, -1)[processes.rank, :seen], count if processes.first else 0
+
+
+@torch.no_grad()
+def predicted_probabilities(
+    network: nn.Module, source: InputSource, device: torch.device, file_batch: int = EVALUATION_BATCH
+) -> np.ndarray:
+    """Return a network's probabilities of all samples, float64 [N, C].
+
+    `file_batch` is how many a source of files was opened for.
+    """
+    order = torch.arange(len(source), device=device)
+    rows = file_batch if source.reads_files else EVALUATION_BATCH
+    with evaluating([network]):
+        logits = [network(source.network_input(stored)) for _, stored in source.batches(order, rows)]
+    probabilities: np.ndarray = torch.cat(logits).double().softmax(1).cpu().numpy()
+    return probabilities
 
 
 @dataclass(frozen=True)

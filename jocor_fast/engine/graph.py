@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections import deque
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Hashable, Iterator
 from typing import Any
 
 import torch
@@ -70,23 +70,7 @@ class CapturedSteps:
         self._log: EpochLog | None = None
         self._failed: Any = None
 
-    def train(
-        self,
-        log: EpochLog,
-        plan: EpochPlan,
-        *,
-        stop: Callable[[], bool],
-        on_step: Callable[[int, int, int], None] | None,
-    ) -> None:
-        """Train what is left of an epoch; the arguments are those of `Trainer.train_epoch`."""
-        with self._cuda.device(self._device):  # which need not be torch's current one
-            self._begin(log, plan)
-            while log.step < plan.steps and not stop():
-                log.step += self._launch(plan.steps - log.step)
-                if on_step is not None:
-                    on_step(plan.epoch, log.step, plan.steps)
-
-    def _begin(self, log: EpochLog, plan: EpochPlan) -> None:
+    def begin(self, log: EpochLog, plan: EpochPlan) -> None:
         """Write the epoch's rates and place to the device, and drop the graphs where they no longer hold."""
         recorded_for = (plan.beta1, plan.batch_size, self.step.method.phase(plan.epoch))
         if log is not self._log or recorded_for != self._recorded_for:
@@ -96,6 +80,11 @@ class CapturedSteps:
         self._log, self._recorded_for = log, recorded_for
         self._rates = self._rates_on_device.load(plan)
         self._place.fill_(log.step)
+
+    def launch(self, log: EpochLog) -> None:
+        """Launch some of the steps that are left of the epoch, and count them in its log."""
+        with self._cuda.device(self._device):  # which need not be torch's current one
+            log.step += self._launch(log.steps - log.step)
 
     def _launch(self, left: int) -> int:
         """Launch some of the steps that are left, as many as it says."""

@@ -1,40 +1,35 @@
-"""The training itself: steps, epochs, their evaluation, and everything that a checkpoint must hold of it."""
+"""What a training run works on: networks, optimiser, data, generators, and what a checkpoint holds of them."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from jocor_fast.data.samples import Batch, EvalData, InputSource, ResidentInputs, TrainData
+from jocor_fast.data.samples import EvalData, InputSource, ResidentInputs, TrainData
 from jocor_fast.engine import augment
-from jocor_fast.engine.epoch_log import EpochLog, EpochNumbers, read_at_once, shares, summed
-from jocor_fast.engine.evaluate import Accuracy, EvaluationSet, count_correct
+from jocor_fast.engine.epoch_log import EpochLog
+from jocor_fast.engine.evaluate import EvaluationSet
 from jocor_fast.engine.graph import CapturedSteps
 from jocor_fast.engine.history import SampleHistory
 from jocor_fast.engine.networks import check_single_rows, probe_classes, start_training
-from jocor_fast.engine.plan import DeviceRates, EpochPlan, whole_batch
+from jocor_fast.engine.plan import DeviceRates, EpochPlan, StepRates, whole_batch
 from jocor_fast.engine.processes import ALONE, Processes
 from jocor_fast.engine.settings import TrainSettings
 from jocor_fast.engine.step import TrainingStep
 
-Metrics = dict[str, Any]
-UNSOUND = "a parameter or running statistic is not finite"
 
+class TrainingState:
+    """All that `engine.loop.train` works on. Between any two steps `state_dict` is all that is needed to continue.
 
-class Trainer:
-    """Networks, optimiser, data and generators of one run, trained an epoch at a time.
-
-    A run calls `train_epoch` and, when that says the epoch is complete, `finish_epoch`. Between any two steps
-    `state_dict` is all that is needed to go on, bitwise on the CPU. torch's own generators belong to the run
-    (`environment.seeded_generators`).
+    A run that continues has the same bits on the CPU. torch's own generators belong to the run
+    (`machine.seeded_generators`).
 
     Several processes have the same order of samples, of which each trains on its share, and the same networks. What
     else they have (metrics, the samples' history, bad files) they exchange when an epoch is over or a checkpoint due:
-    `finish_epoch` and `state_dict` are for all of them to call.
+    `share_steps`, `bad_file_count` and `state_dict` are for all of them to call.
     """
 
     def __init__(
@@ -75,10 +70,10 @@ class Trainer:
             self.captured = CapturedSteps(self.step, self.source, self.labels, self.history)
 
     def _check(self, train: TrainData, test: EvalData | None, val: EvalData | None) -> int:
-        """ValueError where the data do not go with the networks or the settings; found here, not after an epoch.
+        """Return C, the number of the networks' outputs.
 
-        Returns:
-            C, how many classes the networks tell apart.
+        Raises:
+            ValueError: the data do not go with the networks or the settings, which is found before the first epoch.
         """
         if self.settings.augment == "crop-flip" and not self.source.reads_files:
             augment.check_images(self.source.first())
@@ -100,11 +95,6 @@ class Trainer:
         return classes
 
     @property
-    def steps_done(self) -> int:
-        """Steps of the epoch under way; 0 between two epochs."""
-        return 0 if self.log is None else self.log.step
-
-    @property
     def realised_noise_rate(self) -> float | None:
         """Share of wrong labels among those trained on; None where the truth is unknown."""
         return None if self.clean is None else 1.0 - int(self.clean.sum()) / len(self.clean)
@@ -117,70 +107,15 @@ class Trainer:
         reason = self.captured.why_eager
         return "CUDA graphs" if reason is None else f"launched by the host: {reason}"
 
-    def train_epoch(
-        self,
-        plan: EpochPlan,
-        *,
-        stop: Callable[[], bool],
-        on_step: Callable[[int, int, int], None] | None = None,
-        on_wait: Callable[[float], None] | None = None,
-    ) -> bool:
-        """Train what is left of an epoch.
-
-        Args:
-            plan: the epoch's schedules.
-            stop: asked before every step whether to leave off.
-            on_step: told after every step, or several that were launched together, (epoch, steps done, steps in all).
-            on_wait: of a run on files, told before every step for how many seconds the host waited for its batch.
-
-        Returns:
-            Whether the epoch is complete. If not, `state_dict` holds the part that is.
-        """
-        log = self.log = self.log or self._start_log(plan)
-        started = time.perf_counter()
+    def begin_epoch(self, plan: EpochPlan) -> tuple[EpochLog, StepRates]:
+        """Return the log of the epoch, which may be under way, and what its steps read of the plan."""
+        if self.log is None:
+            self.log = self._new_log(plan)
         if self.captured is not None:
-            self.captured.train(log, plan, stop=stop, on_step=on_step)
-        else:
-            self._train_step_by_step(log, plan, stop, on_step, on_wait)
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)  # once an epoch, so that the time is the device's
-        log.seconds += time.perf_counter() - started
-        return log.step == plan.steps
+            self.captured.begin(self.log, plan)
+        return self.log, plan.rates if self.rates is None else self.rates.load(plan)
 
-    def _train_step_by_step(
-        self,
-        log: EpochLog,
-        plan: EpochPlan,
-        stop: Callable[[], bool],
-        on_step: Callable[[int, int, int], None] | None,
-        on_wait: Callable[[float], None] | None,
-    ) -> None:
-        rates = plan.rates if self.rates is None else self.rates.load(plan)
-        batches = self.source.batches(log.order[log.step * plan.own_rows :], plan.own_rows, plan.epoch)
-        while log.step < plan.steps and not stop():
-            samples, stored = self._next(batches, log, on_wait)
-            labels = self.labels.index_select(0, samples)
-            outcome = self.step(stored, labels, rates)
-            log.record(outcome)
-            self.history.note(samples, labels, outcome)
-            if on_step is not None:
-                on_step(plan.epoch, log.step, plan.steps)
-        self.history.record_noted()
-
-    def _next(self, batches: Iterator[Batch], log: EpochLog, on_wait: Callable[[float], None] | None) -> Batch:
-        """The batch of the step to come; of files, the log learns how long it took and which samples came."""
-        if not self.source.reads_files:
-            return next(batches)
-        asked = time.perf_counter()
-        batch = next(batches)
-        waited = time.perf_counter() - asked
-        log.waited += waited
-        if on_wait is not None:
-            on_wait(waited)
-        log.replace(batch.samples)
-        return batch
-
-    def _start_log(self, plan: EpochPlan) -> EpochLog:
+    def _new_log(self, plan: EpochPlan) -> EpochLog:
         """Draw the order of an epoch, in whole batches: what is left over is left out, another part each time.
 
         All processes draw the same one, and each takes every W-th row of each batch.
@@ -193,91 +128,46 @@ class Trainer:
         log.restart(order)
         return log
 
-    def finish_epoch(self, plan: EpochPlan) -> tuple[Metrics, dict[str, Any] | None]:
-        """Evaluate, and bring the epoch's numbers to the host, in one transfer, those of all processes together.
+    def end_epoch(self) -> None:
+        """Close the log of the epoch, and let every process have what each has of its steps."""
+        self.share_steps()
+        self._kept_log, self.log = self.log, None
 
-        Returns:
-            The epoch's line of metrics.jsonl; and {epoch, batch, reason} where the run has diverged, else None.
-        """
-        log, self.log = self.log, None
-        assert log is not None
-        self._kept_log = log
-        started = time.perf_counter()
-        self._share_steps(log)
-        with self.step.autocast():
-            on_device = [
-                count_correct(self.step.group, self.networks, data, self.processes) for data in (self.test, self.val)
-            ]
-        parts = [log.totals(self.clean), log.class_counts(self.labels, self.classes), self._unsound(), *on_device]
-        totals, counts, unsound, *correct = read_at_once(parts, self.processes)
-        numbers = EpochNumbers.of(totals)
-        test, val = (Accuracy.of(summed(counted)) for counted in correct)
-        bad_files = self.source.bad_files
-        if bad_files is not None:
-            bad_files.merge(self.processes.objects(bad_files.reasons))  # what was met in the evaluation too
-        line = {
-            "epoch": plan.epoch,
-            "lr": plan.lr,
-            "keep_rate": plan.keep_rate,
-            "train_loss": numbers.train_loss,
-            "label_precision": numbers.label_precision,
-            "test_accuracy_1": test.first,
-            "test_accuracy_2": test.second,
-            "test_accuracy": test.mean,
-            "test_accuracy_ensemble": test.ensemble,
-            "val_accuracy": val.mean,
-            "nonfinite_rows": int(numbers.nonfinite),
-            "bad_files": None if bad_files is None else len(bad_files),
-            "wait_share": log.waited / log.seconds if self.source.reads_files else None,
-            "seconds": log.seconds,
-            "eval_seconds": time.perf_counter() - started,
-            "samples_per_second": len(log.order) * self.processes.count / log.seconds,
-            "selected_share_per_class": shares(summed(counts)),
-        }
-        reasons = [UNSOUND] * bool(any(summed(unsound)))
-        reasons += ["no step had a finite loss"] * numbers.without_loss
-        if not reasons:
-            return line, None
-        return line, {"epoch": plan.epoch, "batch": numbers.first_broken_batch, "reason": " and ".join(reasons)}
-
-    def fault_so_far(self, plan: EpochPlan) -> dict[str, Any] | None:
-        """What `finish_epoch` would say if the epoch under way ended here, of the networks alone; waits for them."""
-        assert self.log is not None
-        totals, unsound = read_at_once([self.log.totals(None), self._unsound()], self.processes)
-        if not any(summed(unsound)):
-            return None
-        return {"epoch": plan.epoch, "batch": EpochNumbers.of(totals).first_broken_batch, "reason": UNSOUND}
-
-    def _share_steps(self, log: EpochLog) -> None:
+    def share_steps(self) -> None:
         """Let every process have what each has of the steps of the epoch so far."""
-        if self.processes.count > 1:
+        if self.processes.count > 1 and self.log is not None:
             self.processes.copy_first(buffer for network in self.networks for buffer in network.buffers())
-            self.history.share(log.order[: log.step * log.rows_a_step], self.processes)
+            self.history.share(self.log.order[: self.log.step * self.log.rows_a_step], self.processes)
 
-    def _unsound(self) -> Tensor:
-        """Whether a parameter is not finite, or a buffer NaN (an infinite one can be a mask); 0-d, on the device."""
+    def bad_file_count(self) -> int | None:
+        """Return how many bad files all processes have met so far; None where the run reads none."""
+        bad_files = self.source.bad_files
+        if bad_files is None:
+            return None
+        bad_files.merge(self.processes.objects(bad_files.reasons))
+        return len(bad_files)
+
+    def unsound(self) -> Tensor:
+        """Return whether a parameter is not finite, or a buffer NaN (an infinite one can be a mask); 0-d."""
         states = [~parameter.detach().isfinite().all() for parameter in self.step.group.parameters]
         buffers = [buffer for network in self.networks for buffer in network.buffers() if buffer.is_floating_point()]
         return torch.stack(states + [buffer.isnan().any() for buffer in buffers]).any()
 
     def state_dict(self) -> dict[str, Any]:
-        """Networks, optimiser, generators and the epoch under way: tensors and plain values only.
+        """Return networks, optimiser, generators and the epoch under way: tensors and plain values only.
 
         Where there are several processes, that of the first holds what is all of theirs, and under "others" what each
         of the others has for itself.
         """
-        if self.log is not None:
-            self._share_steps(self.log)
-        bad_files = self.source.bad_files
-        if bad_files is not None:
-            bad_files.merge(self.processes.objects(bad_files.reasons))
-        own = self._own_state()
+        self.share_steps()
+        self.bad_file_count()
+        bad_files, scale, own = self.source.bad_files, self.step.loss_scale, self._own_state()
         return {
             "networks": [network.state_dict() for network in self.networks],
             "optimizer": self.step.optimizer.state_dict(),
-            "loss_scale": None if self.step.loss_scale is None else self.step.loss_scale.state_dict(),
+            "loss_scale": None if scale is None else scale.state_dict(),
             "history": self.history.state_dict(),
-            "bad_files": None if self.source.bad_files is None else dict(self.source.bad_files.reasons),
+            "bad_files": None if bad_files is None else dict(bad_files.reasons),
             **own,
             "others": self.processes.objects(_on_cpu(own))[1:] if self.processes.count > 1 else [],
         }
@@ -295,7 +185,7 @@ class Trainer:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a `state_dict` of a run with the same settings."""
+        """Continue from a `state_dict` of a run with the same settings."""
         for network, weights in zip(self.networks, state["networks"], strict=True):
             network.load_state_dict(weights)
         self.step.optimizer.load_state_dict(state["optimizer"])

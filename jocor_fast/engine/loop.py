@@ -1,0 +1,132 @@
+"""The training loop: epochs, steps and evaluations from top to bottom (paper, algorithm 1, for method "jocor")."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from time import perf_counter
+
+import torch
+
+from jocor_fast.data.samples import Batch
+from jocor_fast.engine.epoch_log import EpochLog
+from jocor_fast.engine.evaluate import count_correct
+from jocor_fast.engine.metrics import Epoch, Fault, Metrics, epoch_metrics, fault_so_far
+from jocor_fast.engine.plan import EpochPlan, plan_epoch
+from jocor_fast.engine.state import TrainingState
+from jocor_fast.schedules import trained_epochs
+
+
+@dataclass(frozen=True)
+class EpochEvent:
+    """Handed to `on_epoch` when an epoch is trained and evaluated.
+
+    Attributes:
+        epoch: the epoch, from 1.
+        epochs: how many this run trains in all (one fewer than asked for with recipe "published").
+        metrics: the epoch's line of metrics.jsonl.
+        fault: why the run has diverged, if it has.
+        first_stage: whether it is one of the first stage, which has a metrics.jsonl of its own.
+    """
+
+    epoch: int
+    epochs: int
+    metrics: Metrics
+    fault: Fault | None = None
+    first_stage: bool = False
+
+
+class Observer:
+    """Watches a run. This one does nothing; a subclass defines what it needs, which must not touch the device."""
+
+    def on_stage(self, stage: str) -> None:
+        """Learn what a stage is before it begins, of a method that has several."""
+
+    def on_step(self, epoch: int, log: EpochLog) -> None:
+        """Learn that a step is done (on a GPU: several that were launched together)."""
+
+    def on_epoch(self, event: EpochEvent) -> None:
+        """Learn what an epoch gave."""
+
+    def pause_due(self, log: EpochLog) -> bool:
+        """Return, before every step, whether to pause the run."""
+        return False
+
+    def on_pause(self) -> None:
+        """Save what there is between two steps, or raise to end the run there."""
+
+
+def train(state: TrainingState, epochs: Iterable[int], observer: Observer) -> Fault | None:
+    """Train epochs, the first of which may be under way; return why the run has diverged, if it has."""
+    settings, processes = state.settings, state.processes
+    for epoch in epochs:
+        plan = plan_epoch(settings, epoch, len(state.labels), processes)
+        log, rates = state.begin_epoch(plan)
+        batches = state.source.batches(log.order[log.step * plan.own_rows :], plan.own_rows, epoch)
+        started = perf_counter()
+        while log.step < plan.steps:
+            if observer.pause_due(log):
+                log.seconds += _seconds_since(started, state.device)
+                fault = fault_so_far(plan, log, state.unsound(), processes)
+                if fault is not None:  # the checkpoint before it stays
+                    return fault
+                observer.on_pause()
+                started = perf_counter()
+            if state.captured is not None:
+                state.captured.launch(log)
+            else:
+                samples, stored = _next(batches, state, log)
+                labels = state.labels.index_select(0, samples)
+                outcome = state.step(stored, labels, rates)
+                log.record(outcome)
+                state.history.note(samples, labels, outcome)
+            observer.on_step(epoch, log)
+        state.history.record_noted()
+        log.seconds += _seconds_since(started, state.device)
+        line, fault = evaluate_epoch(state, plan, log)
+        observer.on_epoch(EpochEvent(epoch, trained_epochs(settings.epochs, settings.recipe), line, fault))
+        if fault is not None:
+            return fault
+    return None
+
+
+def _next(batches: Iterator[Batch], state: TrainingState, log: EpochLog) -> Batch:
+    """The batch of the step to come; of files, the log learns how long it took and which samples came."""
+    if not state.source.reads_files:
+        return next(batches)
+    asked = perf_counter()
+    batch = next(batches)
+    log.waited += perf_counter() - asked
+    log.replace(batch.samples)
+    return batch
+
+
+def _seconds_since(started: float, device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)  # once an epoch, so that the time is the device's
+    return perf_counter() - started
+
+
+def evaluate_epoch(state: TrainingState, plan: EpochPlan, log: EpochLog) -> tuple[Metrics, Fault | None]:
+    """What an epoch whose steps are done gave, of all processes together."""
+    ended, processes = perf_counter(), state.processes
+    state.end_epoch()
+    with state.step.autocast():
+        test, val = (
+            count_correct(state.step.group, state.networks, data, processes) for data in (state.test, state.val)
+        )
+    epoch = Epoch(
+        plan=plan,
+        log=log,
+        labels=state.labels,
+        clean=state.clean,
+        classes=state.classes,
+        test=test,
+        val=val,
+        unsound=state.unsound(),
+        bad_files=state.bad_file_count(),
+        reads_files=state.source.reads_files,
+        processes=processes,
+        ended=ended,
+    )
+    return epoch_metrics(epoch)
