@@ -16,11 +16,12 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import nn
 
+from jocor_fast.data.samples import TrainData, input_warnings
 from jocor_fast.engine.plan import unfinished_ramp
 from jocor_fast.engine.settings import TrainSettings
 from jocor_fast.machine import resolve_device
 from jocor_fast.models.networks import build_model
-from jocor_fast.runs.fit import TrainData, fit
+from jocor_fast.runs.fit import fit
 from jocor_fast.schedules import steps_per_epoch
 
 RAMP_STEPS = 400  # what the paper's ramp has at least: a selection by loss that is in force earlier can do harm
@@ -111,10 +112,13 @@ class JoCoRClassifier(ClassifierMixin, BaseEstimator):
         check_classification_targets(y)
         self.classes_, numbers = np.unique(y, return_inverse=True)
         settings = self._settings(len(X))
+        inputs = torch.from_numpy(np.require(X, requirements=["C", "W"]))
+        for sentence in input_warnings("X", inputs):
+            warnings.warn(sentence, stacklevel=2)
         run = fit(
             settings,
             lambda: self._build_network(X.shape[1:], len(self.classes_)),
-            TrainData(torch.from_numpy(np.require(X, requirements=["C", "W"])), torch.from_numpy(numbers)),
+            TrainData(inputs, torch.from_numpy(numbers)),
         )
         if run.summary["status"] == "diverged":
             fault = run.summary["diverged"]

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from jocor_fast.arguments import at_least, check_switch
 from jocor_fast.data.arrays import user_path
 from jocor_fast.data.classes import as_array, label_values, number_classes
-from jocor_fast.data.samples import as_network_input, check_inputs
+from jocor_fast.data.samples import as_network_input, check_inputs, input_warnings
 from jocor_fast.data.torch_dataset import DatasetInputs
 from jocor_fast.engine.networks import NetworkSource, probe_classes
 from jocor_fast.engine.plan import unfinished_ramp
@@ -141,7 +141,8 @@ def train(
     inputs = {name: _inputs(name, pair, workers, settings.seed) for name, pair in pairs.items() if pair is not None}
     first = {name: given[:2] if isinstance(given, Tensor) else given.first() for name, given in inputs.items()}
     _warn_of_other_scales(first)
-    _warn_of_numbers_that_are_not_finite(inputs["train_data"])
+    for sentence in input_warnings("train_data", inputs["train_data"]):
+        warnings.warn(sentence, stacklevel=2)
     given = {name: pair[1] for name, pair in pairs.items() if pair is not None}
     if clean_labels is not None:
         given["clean_labels"] = clean_labels
@@ -210,21 +211,6 @@ def _warn_of_other_scales(first: dict[str, Tensor]) -> None:
                 "divided by 255, other numbers as they are",
                 stacklevel=3,
             )
-
-
-def _warn_of_numbers_that_are_not_finite(inputs: Tensor | DatasetInputs) -> None:
-    """Say that the run will diverge; networks may replace such numbers, so that it is no error."""
-    if not isinstance(inputs, Tensor) or not inputs.is_floating_point():
-        return
-    finite = inputs.isfinite()
-    if finite.all():
-        return
-    sample = int(finite.reshape(len(inputs), -1).all(1).int().argmin())
-    warnings.warn(
-        f"train_data: inputs hold a number that is not finite in sample {sample}: the run diverges unless the networks "
-        "replace it, for times a gradient of zero it is not zero",
-        stacklevel=3,
-    )
 
 
 def _class_numbers(

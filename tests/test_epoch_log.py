@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -37,21 +38,27 @@ SECOND = noted(1.0, 1, [False, False], [True, True])  # network 2 chose samples 
 
 
 PLAN = plan_epoch(settings(epochs=9), 7, 4)
-SOUND = torch.tensor(False)
 
 
 def numbers(
     log: EpochLog, clean: Tensor | None = CLEAN, labels: Tensor | None = None, classes: int = 1
 ) -> tuple[dict[str, Any], Fault | None]:
     log.seconds = log.seconds or 1.0
-    labels = torch.zeros(4, dtype=torch.int64) if labels is None else labels
+    state = a_state(
+        clean=clean, labels=torch.zeros(4, dtype=torch.int64) if labels is None else labels, classes=classes
+    )
     nothing = torch.empty(0)
-    return epoch_metrics(Epoch(PLAN, log, labels, clean, classes, nothing, nothing, SOUND, None, False, ALONE, 0.0))
+    return epoch_metrics(Epoch(PLAN, log, state, nothing, nothing, None, 0.0))
+
+
+def a_state(*, unsound: bool = False, **values: Any) -> Any:
+    source = SimpleNamespace(reads_files=False)
+    return SimpleNamespace(processes=ALONE, source=source, unsound=lambda: torch.tensor(unsound), **values)
 
 
 def broken_batch(log: EpochLog) -> int | None:
     """The first one, where a parameter is not finite too."""
-    fault = fault_so_far(PLAN, log, torch.tensor(True), ALONE)
+    fault = fault_so_far(PLAN, log, a_state(unsound=True))
     assert fault is not None
     return fault.batch
 

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from sklearn.datasets import load_digits
+from sklearn.datasets import load_digits, load_wine
+from sklearn.preprocessing import scale
 from torch import Tensor, nn
 
 import jocor_fast as jf
@@ -291,9 +292,22 @@ def test_inputs_that_are_not_finite_are_warned_of_and_left_to_networks_that_repl
     inputs[7, 2] = torch.nan
     options: dict[str, Any] = {"forget_rate": 0.5, "ramp_epochs": 0, "epochs": 1, "batch_size": 8}
     for network, status in ((nn.Linear, "diverged"), (Replacing, "finished")):
-        with pytest.warns(UserWarning, match="train_data: inputs hold a number that is not finite in sample 7: "):
+        with pytest.warns(UserWarning, match="train_data: a number in sample 7 is not finite: "):
             run = jf.train(lambda: network(6, 3), (inputs, labels), **options)  # noqa: B023 - called at once
         assert run.summary["status"] == status
+
+
+def test_features_that_nobody_scaled_are_warned_of_as_on_the_command_line() -> None:
+    """Case 56."""
+    wine = load_wine()
+    sentence = "floats from 0.13 to 1680 reach the networks .*: give each feature mean 0 and deviation 1$"
+    with pytest.warns(UserWarning, match=f"train_data: {sentence}"):
+        jf.train(lambda: nn.Linear(13, 3), (wine.data, wine.target), forget_rate=0.2, epochs=1, ramp_epochs=1)
+    with pytest.warns(UserWarning, match=f"X: {sentence}"):
+        jf.JoCoRClassifier(epochs=2).fit(wine.data, wine.target)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        jf.JoCoRClassifier(epochs=2).fit(scale(wine.data), wine.target)
 
 
 class Replacing(nn.Linear):

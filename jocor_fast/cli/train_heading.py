@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 from rich.console import Console
 
@@ -13,6 +12,7 @@ from jocor_fast.config.resolve import Config
 from jocor_fast.config.task import Task
 from jocor_fast.data.catalogue import has_a_place
 from jocor_fast.data.images.image_set import ImageDataset
+from jocor_fast.data.samples import input_warnings
 from jocor_fast.engine.plan import unfinished_ramp
 from jocor_fast.engine.processes import Processes
 from jocor_fast.methods import METHODS, uses_forget_rate
@@ -27,8 +27,6 @@ RATES_SHOWN = 4
 OPTION_NAMES = {"co_lambda": "λ", "warmup_epochs": "warm-up"}
 # τ is "under" the realised rate only beyond this: the draw itself strays from its nominal rate by chance.
 RATE_TOLERANCE = 0.005
-SAMPLES_LOOKED_AT = 100
-LARGE_INPUTS = 10.0  # root mean square; the networks' weights begin as is right for some 1
 
 
 def print_heading(
@@ -72,7 +70,7 @@ def warnings_of(config: Config, task: Task, processes: Processes, batch: int) ->
     """What a run with these settings, of `batch` rows in all processes, is to be warned of, a sentence each."""
     found = (
         _one_class_warning(task),
-        _scale_warning(task),
+        *input_warnings(task.dataset.name, task.train.inputs),
         _forget_rate_warning(config, task),
         _ramp_warning(config, task, batch),
         _idle_warning(config, processes),
@@ -179,22 +177,6 @@ def _one_class_warning(task: Task) -> str | None:
         return None
     name = f", {dataset.class_names[0]!r}" if isinstance(dataset, ImageDataset) else ""
     return f"{dataset.name} has one class only{name}: there is nothing to learn"
-
-
-def _scale_warning(task: Task) -> str | None:
-    """A sentence where floats, which nothing scales, are so large that networks learn little from them."""
-    dataset = task.dataset
-    if isinstance(dataset, ImageDataset) or dataset.train_inputs.dtype == np.uint8:
-        return None
-    some = dataset.train_inputs[:SAMPLES_LOOKED_AT].astype(np.float64)
-    if np.sqrt(np.mean(some**2)) <= LARGE_INPUTS:
-        return None
-    low, high, features = float(some.min()), float(some.max()), some.ndim == 2
-    pixels = "" if features or low < 0 or high > 255 else ", or hold the pixels as uint8, which are divided by 255"
-    return (
-        f"{dataset.name} holds floats from {low:g} to {high:g}, which reach the networks as they are, and these learn "
-        f"little from numbers so large: give {'each feature' if features else 'them'} mean 0 and deviation 1{pixels}"
-    )
 
 
 def _idle_warning(config: Config, processes: Processes) -> str | None:

@@ -17,6 +17,9 @@ from torch import Tensor
 from jocor_fast import arguments
 from jocor_fast.data.images.bad_files import BadFiles
 
+SAMPLES_LOOKED_AT = 100
+LARGE_INPUTS = 10.0  # root mean square; the networks' weights begin as is right for some 1
+
 
 @runtime_checkable
 class InputFiles(Protocol):
@@ -211,6 +214,30 @@ def check_inputs(name: str, inputs: Tensor | InputFiles) -> None:
         raise TypeError(f"{name} must be uint8, floating, int32 or int64, got {inputs.dtype}")
     if inputs.dim() < 1 or len(inputs) == 0:
         raise ValueError(f"{name} must be of shape [N, ...] with at least one sample, got {tuple(inputs.shape)}")
+
+
+def input_warnings(name: str, inputs: Tensor | InputFiles) -> list[str]:
+    """Return what speaks against training on inputs as they are, a sentence each that begins with the name."""
+    if not isinstance(inputs, Tensor) or not inputs.is_floating_point():
+        return []
+    found = []
+    finite = inputs.isfinite()
+    if not finite.all():
+        sample = int(finite.reshape(len(inputs), -1).all(1).int().argmin())
+        found.append(
+            f"{name}: a number in sample {sample} is not finite: the run diverges unless the networks replace it, "
+            "for times a gradient of zero it is not zero"
+        )
+    some = inputs[:SAMPLES_LOOKED_AT][finite[:SAMPLES_LOOKED_AT]].double()
+    if not len(some) or some.square().mean().sqrt() <= LARGE_INPUTS:
+        return found
+    low, high, features = float(some.min()), float(some.max()), inputs.dim() == 2
+    pixels = "" if features or low < 0 or high > 255 else ", or hold the pixels as uint8, which are divided by 255"
+    found.append(
+        f"{name}: floats from {low:g} to {high:g} reach the networks as they are, which learn little from numbers so "
+        f"large: give {'each feature' if features else 'them'} mean 0 and deviation 1{pixels}"
+    )
+    return found
 
 
 def _check_scale(input_scale: float) -> None:

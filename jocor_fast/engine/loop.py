@@ -58,16 +58,16 @@ class Observer:
 
 def train(state: TrainingState, epochs: Iterable[int], observer: Observer) -> Fault | None:
     """Train epochs, the first of which may be under way; return why the run has diverged, if it has."""
-    settings, processes = state.settings, state.processes
+    settings = state.settings
     for epoch in epochs:
-        plan = plan_epoch(settings, epoch, len(state.labels), processes)
+        plan = plan_epoch(settings, epoch, len(state.labels), state.processes)
         log, rates = state.begin_epoch(plan)
         batches = state.source.batches(log.order[log.step * plan.own_rows :], plan.own_rows, epoch)
         started = perf_counter()
         while log.step < plan.steps:
             if observer.pause_due(log):
                 log.seconds += _seconds_since(started, state.device)
-                fault = fault_so_far(plan, log, state.unsound(), processes)
+                fault = fault_so_far(plan, log, state)
                 if fault is not None:  # the checkpoint before it stays
                     return fault
                 observer.on_pause()
@@ -108,25 +108,11 @@ def _seconds_since(started: float, device: torch.device) -> float:
 
 
 def evaluate_epoch(state: TrainingState, plan: EpochPlan, log: EpochLog) -> tuple[Metrics, Fault | None]:
-    """What an epoch whose steps are done gave, of all processes together."""
-    ended, processes = perf_counter(), state.processes
+    """Return what an epoch whose steps are done gave, of all processes together."""
+    ended = perf_counter()
     state.end_epoch()
     with state.step.autocast():
         test, val = (
-            count_correct(state.step.group, state.networks, data, processes) for data in (state.test, state.val)
+            count_correct(state.step.group, state.networks, data, state.processes) for data in (state.test, state.val)
         )
-    epoch = Epoch(
-        plan=plan,
-        log=log,
-        labels=state.labels,
-        clean=state.clean,
-        classes=state.classes,
-        test=test,
-        val=val,
-        unsound=state.unsound(),
-        bad_files=state.bad_file_count(),
-        reads_files=state.source.reads_files,
-        processes=processes,
-        ended=ended,
-    )
-    return epoch_metrics(epoch)
+    return epoch_metrics(Epoch(plan, log, state, test, val, state.bad_file_count(), ended))

@@ -1,7 +1,7 @@
 """The line of metrics.jsonl that an epoch leaves, an entry a metric, and whether the run has diverged.
 
 What a metric counts is counted on the device, by each process of its own rows. The numbers of all metrics come to the
-host in one transfer, from all processes; each metric makes its value of its own.
+host in one transfer, those of all processes together; of its own each metric makes its value.
 """
 
 from __future__ import annotations
@@ -21,79 +21,53 @@ from jocor_fast.engine.epoch_log import EpochLog
 from jocor_fast.engine.evaluate import Accuracy
 from jocor_fast.engine.plan import EpochPlan
 from jocor_fast.engine.processes import Processes
+from jocor_fast.engine.state import TrainingState
 
 Metrics = dict[str, Any]  # a line of metrics.jsonl
 Numbers = list[list[float]]  # what was measured, of each process by its rank
 UNSOUND = "a parameter or running statistic is not finite"
 
 
-@dataclass(frozen=True, eq=False)
-class Epoch:
-    """An epoch whose steps are done.
-
-    Attributes:
-        plan: its schedules.
-        log: what its steps left.
-        labels: int64 [N], of all training samples.
-        clean: bool [N], True where the label is the true one; None where that is not known.
-        classes: C.
-        test, val: `count_correct` of each set.
-        unsound: whether a parameter or statistic is not finite, 0-d.
-        bad_files: how many have been met; None where a run reads none.
-        reads_files: whether it waited for files.
-        processes: those that trained it.
-        ended: when its last step was over, by `time.perf_counter`.
-    """
+class Epoch(NamedTuple):
+    """An epoch whose steps are done."""
 
     plan: EpochPlan
     log: EpochLog
-    labels: Tensor
-    clean: Tensor | None
-    classes: int
-    test: Tensor
+    state: TrainingState
+    test: Tensor  # `count_correct` of each set
     val: Tensor
-    unsound: Tensor
-    bad_files: int | None
-    reads_files: bool
-    processes: Processes
-    ended: float
+    bad_files: int | None  # known to all processes
+    ended: float  # when its last step was over, by `time.perf_counter`
 
 
 @dataclass(frozen=True)
 class Fault:
-    """Why and where a run has diverged; `batch` counts from 1, None where its losses were finite."""
+    """Why and where a run has diverged; `batch` counts from 1, None where all losses were finite."""
 
     epoch: int
     batch: int | None
     reason: str
 
 
-def _nothing(epoch: Epoch) -> Tensor:
-    return epoch.log.losses[:0]
-
-
 class Metric(NamedTuple):
     """An entry of the line: its value, of the epoch and of what was measured on the device, without waiting for it."""
 
     value: Callable[[Epoch, Numbers], Any]
-    measure: Callable[[Epoch], Tensor] = _nothing
+    measure: Callable[[Epoch], Tensor] = lambda epoch: epoch.log.losses[:0]
 
 
 def epoch_metrics(epoch: Epoch) -> tuple[Metrics, Fault | None]:
     """Return the epoch's line of metrics.jsonl, and why the run has diverged if it has; waits for the device."""
     parts = [metric.measure(epoch) for metric in METRICS.values()]
-    health = _health(epoch.log, epoch.unsound)
-    *numbers, sound = read_at_once([*parts, health], epoch.processes)
-    line = {
-        name: metric.value(epoch, measured) for (name, metric), measured in zip(METRICS.items(), numbers, strict=True)
-    }
-    return line, _fault(epoch.plan, sound)
+    *numbers, health = read_at_once([*parts, _health(epoch.log, epoch.state)], epoch.state.processes)
+    line = {name: METRICS[name].value(epoch, measured) for name, measured in zip(METRICS, numbers, strict=True)}
+    return line, _fault(epoch.plan, health)
 
 
-def fault_so_far(plan: EpochPlan, log: EpochLog, unsound: Tensor, processes: Processes) -> Fault | None:
+def fault_so_far(plan: EpochPlan, log: EpochLog, state: TrainingState) -> Fault | None:
     """Return why a run has diverged in an epoch under way, if its networks have; waits for the device."""
-    (sound,) = read_at_once([_health(log, unsound)], processes)
-    return _fault(plan, sound, whole=False)
+    (health,) = read_at_once([_health(log, state)], state.processes)
+    return _fault(plan, health, whole=False)
 
 
 def read_at_once(parts: Sequence[Tensor], processes: Processes) -> list[Numbers]:
@@ -112,16 +86,16 @@ def _summed(numbers: Numbers) -> list[float]:
     return [sum(column) for column in zip(*numbers, strict=True)]
 
 
-def _health(log: EpochLog, unsound: Tensor) -> Tensor:
+def _health(log: EpochLog, state: TrainingState) -> Tensor:
     """What tells whether a run has diverged: see `_fault`."""
     finite = log.losses.isfinite()
     broken = (log.nonfinite > 0) | ~finite
     first_broken = torch.arange(log.steps, dtype=torch.float64, device=broken.device).where(broken, math.inf).amin()
-    return _stacked(finite.sum(), log.selected.sum(), log.nonfinite.sum(), first_broken, unsound)
+    return _stacked(finite.sum(), log.selected.sum(), log.nonfinite.sum(), first_broken, state.unsound())
 
 
-def _fault(plan: EpochPlan, numbers: Numbers, *, whole: bool = True) -> Fault | None:
-    finite_steps, selected, nonfinite, first_broken, unsound = zip(*numbers, strict=True)
+def _fault(plan: EpochPlan, health: Numbers, *, whole: bool = True) -> Fault | None:
+    finite_steps, selected, nonfinite, first_broken, unsound = zip(*health, strict=True)
     reasons = [UNSOUND] * any(unsound)
     # A method may find nothing to train on in sound rows.
     without_loss = not min(finite_steps) or (not sum(selected) and sum(nonfinite) > 0)
@@ -138,9 +112,9 @@ def _train_loss(epoch: Epoch, numbers: Numbers) -> float | None:
 
 
 def _clean_and_selected(epoch: Epoch) -> Tensor:
-    log, selected = epoch.log, epoch.log.selected.sum()
-    clean = selected * math.nan if epoch.clean is None else (log.selected & epoch.clean[log.order]).sum()
-    return _stacked(clean, selected)
+    log, clean = epoch.log, epoch.state.clean
+    selected = log.selected.sum()
+    return _stacked(selected * math.nan if clean is None else (log.selected & clean[log.order]).sum(), selected)
 
 
 def _label_precision(epoch: Epoch, numbers: Numbers) -> float | None:
@@ -151,21 +125,28 @@ def _label_precision(epoch: Epoch, numbers: Numbers) -> float | None:
 
 def _class_counts(epoch: Epoch) -> Tensor:
     """How many rows were selected and how many there were, by their noisy label: [2, C]."""
-    log = epoch.log
+    log, state = epoch.log, epoch.state
     rows = torch.stack([log.selected.double().mean(0), torch.ones_like(log.losses[:1]).expand(len(log.order))])
-    counts = torch.zeros(2, epoch.classes, dtype=torch.float64, device=rows.device)
-    return counts.index_add_(1, epoch.labels[log.order], rows)
+    counts = torch.zeros(2, state.classes, dtype=torch.float64, device=rows.device)
+    return counts.index_add_(1, state.labels[log.order], rows)
 
 
 def _selected_shares(epoch: Epoch, numbers: Numbers) -> list[float | None]:
     """The selected share of each class; None for a class that did not occur."""
-    counts = _summed(numbers)
-    pairs = zip(counts[: epoch.classes], counts[epoch.classes :], strict=True)
+    counts, classes = _summed(numbers), epoch.state.classes
+    pairs = zip(counts[:classes], counts[classes:], strict=True)
     return [selected / rows if rows else None for selected, rows in pairs]
 
 
+def _wait_share(epoch: Epoch, _: Numbers) -> float | None:
+    return epoch.log.waited / epoch.log.seconds if epoch.state.source.reads_files else None
+
+
+def _samples_per_second(epoch: Epoch, _: Numbers) -> float:
+    return len(epoch.log.order) * epoch.state.processes.count / epoch.log.seconds
+
+
 def _accuracy(data: str, which: str) -> Metric:
-    """An accuracy on a set of data, by its name in `Epoch`."""
     return Metric(
         lambda epoch, numbers: getattr(Accuracy.of(_summed(numbers)), which), lambda epoch: getattr(epoch, data)
     )
@@ -184,9 +165,9 @@ METRICS: dict[str, Metric] = {
     "val_accuracy": _accuracy("val", "mean"),
     "nonfinite_rows": Metric(lambda _, numbers: int(sum(_summed(numbers))), lambda epoch: epoch.log.nonfinite.sum()),
     "bad_files": Metric(lambda epoch, _: epoch.bad_files),
-    "wait_share": Metric(lambda epoch, _: epoch.log.waited / epoch.log.seconds if epoch.reads_files else None),
+    "wait_share": Metric(_wait_share),
     "seconds": Metric(lambda epoch, _: epoch.log.seconds),
     "eval_seconds": Metric(lambda epoch, _: perf_counter() - epoch.ended),
-    "samples_per_second": Metric(lambda epoch, _: len(epoch.log.order) * epoch.processes.count / epoch.log.seconds),
+    "samples_per_second": Metric(_samples_per_second),
     "selected_share_per_class": Metric(_selected_shares, _class_counts),
 }

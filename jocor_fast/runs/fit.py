@@ -67,38 +67,40 @@ def fit(
             (only with an output folder, in the main thread).
     """
     device = resolve_device(settings.device)
-    stages = METHODS[settings.method].stages
-    handed_in = isinstance(networks, (nn.Module, Sequence))
-    networks_of_first = copy.deepcopy(networks) if handed_in and len(stages) > 1 else networks
+    method = METHODS[settings.method]
+    networks_of_first = networks
+    if len(method.stages) > 1 and isinstance(networks, (nn.Module, Sequence)):
+        networks_of_first = copy.deepcopy(networks)
 
-    def first_stage(method: str, estimate: Callable[[np.ndarray], Tensor]) -> Tensor:
-        """Train the first stage, or resume it, and return what the method makes of its predictions."""
+    def first_stage(by: str, estimate: Callable[[np.ndarray], Tensor]) -> Tensor:
+        recorder.on_stage(f"first stage: {method.stages[0]}")
         folder = None if recording.folder is None else Path(recording.folder) / FIRST_STAGE
+        kept = Recording(folder=folder, resume=recording.resume, checkpoint_every=recording.checkpoint_every)
         try:
-            first = fit(
-                replace(settings, method=method, seed=derived_seed(settings.seed, 2)),  # another order, other weights
+            run = fit(
+                replace(settings, method=by, seed=derived_seed(settings.seed, 2)),  # other weights, another order
                 networks_of_first,
                 train,
                 test=test,
                 val=val,
-                recording=Recording(
-                    folder=folder, resume=recording.resume, checkpoint_every=recording.checkpoint_every
-                ),
+                recording=kept,
                 processes=processes,
                 observers=[_OfFirstStage(observer) for observer in observers],
             )
         except SystemExit:
             recorder.write_summary("interrupted")
             raise
-        if "diverged" in first.summary:
-            raise _StageDiverged(Fault(**first.summary["diverged"]))
+        if "diverged" in run.summary:
+            fault = Fault(**run.summary["diverged"])
+            raise _Diverged(replace(fault, reason=f"in the first stage, {fault.reason}"))
         estimated = processes.from_first(
-            lambda: estimate(predicted_probabilities(first.networks[0], state.source, device, state.own_rows))
+            lambda: estimate(predicted_probabilities(run.networks[0], state.source, device, state.own_rows))
         )
+        recorder.on_stage(f"second stage: {method.stages[1]}")
         return estimated.to(device)
 
     with own_modes(device), seeded_generators(settings.seed, device):
-        modules = build_networks(networks, METHODS[settings.method].num_networks, settings.method, device)
+        modules = build_networks(networks, method.num_networks, settings.method, device)
         if not processes.first:  # dropout masks of its own
             seed_generators(derived_seed(settings.seed, 3, processes.rank), device)
         processes.check_agreement(_described(settings, modules, train, test, val, recording))
@@ -109,20 +111,16 @@ def fit(
                 if finished is not None:
                     return finished
                 try:
-                    for stage in stages[:-1]:
-                        recorder.on_stage(f"first stage: {stage}")
                     state.step.method.prepare(first_stage)
-                    if len(stages) > 1:
-                        recorder.on_stage(f"second stage: {stages[-1]}")
                     fault = loop.train(state, recorder.epochs_left, recorder)
-                except _StageDiverged as diverged:
-                    fault = replace(diverged.fault, reason=f"in the first stage, {diverged.fault.reason}")
+                except _Diverged as diverged:
+                    fault = diverged.fault
                 return recorder.finish(fault)
         finally:
             state.release()
 
 
-class _StageDiverged(Exception):
+class _Diverged(Exception):
     def __init__(self, fault: Fault) -> None:
         self.fault = fault
 
