@@ -74,7 +74,7 @@ def operators_on_the_host(build: Callable[[], nn.Module], *, scaled: bool = Fals
         step.loss_scale = LossScale(META)
     captured = CapturedSteps(step, source, labels, SampleHistory(labels, len(networks)), cuda=StandIn())
     log = EpochLog(torch.zeros(SAMPLES, dtype=torch.int64, device=META), STEPS, method.num_choices)
-    captured._begin(log, plan_epoch(chosen, 1, SAMPLES))
+    captured.begin(log, plan_epoch(chosen, 1, SAMPLES))
     with OnTheHost() as found, MadeOfNumbers() as made:
         captured._steps(2)
     return [*found.names, *made.names]

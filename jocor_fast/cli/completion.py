@@ -32,7 +32,7 @@ def completion_script(parser: argparse.ArgumentParser, shell: str) -> str:
         elif action.dest == "dataset":
             action.choices = DATASETS
         elif option is not None and option.choices:
-            action.choices = option.choices
+            action.choices = tuple(option.choices)
         elif action.metavar in ("DIR", "RUN"):
             action.complete = shtab.DIRECTORY  # type: ignore[attr-defined]
         elif isinstance(action.metavar, str) and action.metavar.startswith("FILE"):

@@ -7,7 +7,7 @@ recipe replaces is decided in config.py.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, Literal
 
@@ -46,7 +46,7 @@ class Option:
     help: str
     default: Any = None
     why: str = ""
-    choices: tuple[str, ...] = ()
+    choices: Collection[str] = ()
     aliases: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -90,7 +90,7 @@ class Option:
 
 
 def _training(
-    name: str, group: str, kind: Kind, metavar: str, text: str, why: str = "", choices: tuple[str, ...] = ()
+    name: str, group: str, kind: Kind, metavar: str, text: str, why: str = "", choices: Collection[str] = ()
 ) -> Option:
     """An option that is a training setting: its default is that of `TrainSettings`."""
     default = next(setting.default for setting in fields(TrainSettings) if setting.name == name)
@@ -144,7 +144,7 @@ _TABLE = (
         "noise_matrix", _NOISE, "text", "FILE",
         "a transition matrix of your own: FILE.npy [C, C], row i holding the probabilities of what class i is labelled",
     ),
-    _training("method", _METHOD, "choice", "NAME", "how to learn", choices=tuple(METHODS)),
+    _training("method", _METHOD, "choice", "NAME", "how to learn", choices=METHODS),
     _training(
         "co_lambda", _METHOD, "number", "L", "λ in [0, 1]: weight of the agreement between the networks",
         "mnist, cifar10, cifar100: what the authors named; --recipe published: 0.1",
@@ -180,8 +180,7 @@ _TABLE = (
     _training("lr", _TRAINING, "number", "LR", "learning rate"),
     _training(
         "lr_plan", _TRAINING, "choice", "NAME",
-        "how the learning rate falls, after --decay-start to 0 or as the paper has it for Clothing1M", "",
-        tuple(LR_PLANS),
+        "how the learning rate falls, after --decay-start to 0 or as the paper has it for Clothing1M", "", LR_PLANS,
     ),
     _training(
         "decay_start", _TRAINING, "whole", "N", "last epoch at the full learning rate, which then falls to 0 linearly",
