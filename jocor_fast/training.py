@@ -51,6 +51,7 @@ def train(
     output: str | os.PathLike[str] | None = None,
     resume: bool = False,
     num_workers: int | None = None,
+    **method_options: Any,
 ) -> Run:
     """Train networks on noisily labelled data (paper, algorithm 1, for method "jocor").
 
@@ -104,6 +105,7 @@ def train(
         resume: go on from the checkpoint in `output`.
         num_workers: processes that read a Dataset, 0: this one; None: as many as there are cores. What its transforms
             draw at random (by torch, NumPy or Python's `random`) follows from `seed`, with any number of workers.
+        method_options: further options of the method, by their names in `METHODS[method].options`.
 
     Returns:
         Run: networks (in evaluation mode), metrics (a dict an epoch), summary.
@@ -125,6 +127,7 @@ def train(
         seed=seed,
         device=str(device) if isinstance(device, torch.device) else device,
         precision=precision,
+        method_options=method_options,
     )
     unfinished = unfinished_ramp(settings)
     if unfinished is not None:

@@ -12,9 +12,10 @@ import torch
 from torch import Tensor, nn
 
 import jocor_fast as jf
+from jocor_fast.arguments import as_real
 from jocor_fast.cli import main
 from jocor_fast.engine.metrics import METRICS, Epoch, Metric
-from jocor_fast.methods import METHODS, Keep, Method, StepLoss, register
+from jocor_fast.methods import METHODS, Keep, Method, StepLoss, option, register
 from jocor_fast.schedules import LR_PLANS
 
 pytestmark = pytest.mark.usefixtures("one_thread", "curves_at_once")
@@ -38,31 +39,51 @@ def a_run(**changes: Any) -> Any:
 def toy_method() -> Iterator[str]:
     @register("toy")
     class Toy(Method):
-        """Plain cross-entropy of two networks."""
+        """Cross-entropy of two networks, times a factor."""
 
         title = "Toy"
         selects = False
+        factor: float = option(1.0, "X", "factor on the loss", lambda value: as_real("factor", value))
 
         def loss(self, logits: tuple[Tensor, ...], labels: Tensor, keep: Keep) -> StepLoss:
             rows = torch.stack([nn.functional.cross_entropy(z, labels, reduction="none") for z in logits]).sum(0)
-            return StepLoss(rows.mean(), (torch.ones_like(labels).bool(),), torch.zeros(()).long(), rows.detach())
+            return StepLoss(
+                self.factor * rows.mean(), (torch.ones_like(labels).bool(),), torch.zeros(()).long(), rows.detach()
+            )
 
     yield "toy"
     del METHODS["toy"]
 
 
 def test_a_method_is_one_class(toy_method: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert len(a_run(method=toy_method).networks) == 2
-    assert main([*RUN, "--method=toy", f"--output={tmp_path / 'toy'}"]) == 0
-    assert main([*RUN, f"--output={tmp_path / 'jocor'}"]) == 0
-    assert "method    Toy, recipe paper, seed 1" in capsys.readouterr().out
+    plain, twice = a_run(method=toy_method), a_run(method=toy_method, factor=2)
+    assert len(plain.networks) == 2
+    assert twice.metrics[0]["train_loss"] > 1.5 * plain.metrics[0]["train_loss"]
+    with pytest.raises(TypeError, match="factor must be a float, got str"):
+        a_run(method=toy_method, factor="2")
+    with pytest.raises(TypeError, match="factor must be left out: method 'jocor' has no such option"):
+        a_run(factor=2.0)
+    assert main([*RUN, "--method=toy", "--factor=3", f"--output={tmp_path / 'toy'}"]) == 0
+    assert main([*RUN, "--factor=3", f"--output={tmp_path / 'jocor'}"]) == 0
+    out, error = capsys.readouterr()
+    assert "method    Toy, recipe paper, seed 1" in out
+    assert "factor    3 (flag)" in out
+    assert "--factor changes nothing: jocor has no factor" in error
+    settings = [json.loads((tmp_path / run / "config.json").read_text())["settings"] for run in ("toy", "jocor")]
+    assert [each.get("factor") for each in settings] == [3.0, None]
     assert main(["plot", str(tmp_path), f"--output={tmp_path}"]) == 0
     with pytest.raises(SystemExit):
         main(["train", "--help"])
-    assert "jocor, toy" in " ".join(capsys.readouterr().out.split())
+    said = " ".join(capsys.readouterr().out.split())
+    assert "jocor, toy" in said
+    assert "--factor X factor on the loss (method toy) (default: 1)" in said
     summary = json.loads((tmp_path / "toy" / "summary.json").read_text())
     assert (summary["status"], lines(tmp_path / "toy")[-1]["keep_rate"]) == ("finished", 1.0)
-    assert main([*RUN, "--method=toy", "--resume", f"--output={tmp_path / 'toy'}"]) == 0
+    assert main([*RUN, "--method=toy", "--factor=3", "--resume", f"--output={tmp_path / 'toy'}"]) == 0
+    assert main([*RUN, "--method=toy", "--resume", f"--output={tmp_path / 'toy'}"]) == 1
+    assert "factor (then 3.0, now 1.0)" in capsys.readouterr().err
+    assert main([*RUN, "--method=toy", "--factor=x", f"--output={tmp_path / 'other'}"]) == 2
+    assert "--factor must be a number, got 'x'" in capsys.readouterr().err
     assert main([*RUN, "--method=toys", f"--output={tmp_path / 'other'}"]) == 2
     assert "jocor, toy, got 'toys'" in capsys.readouterr().err
 

@@ -16,7 +16,7 @@ from rich.console import Console
 from jocor_fast._extension import build_info
 from jocor_fast.cli.flags import declare
 from jocor_fast.cli.train_heading import print_heading, warnings_of
-from jocor_fast.config.options import AUTO, OPTIONS, TRAINING_FIELDS, UNFLAGGED_DEFAULTS
+from jocor_fast.config.options import AUTO, OPTIONS, TRAINING_FIELDS, UNFLAGGED_DEFAULTS, method_options
 from jocor_fast.config.predictor import describe_input
 from jocor_fast.config.resolve import Config, resolve
 from jocor_fast.config.stored_run import FOLDER, PATHS, is_relative, names_the_same
@@ -29,6 +29,7 @@ from jocor_fast.engine.settings import TrainSettings
 from jocor_fast.errors import ConfigError, FailedElsewhere, RunError
 from jocor_fast.files.names import CHECKPOINT, CONFIG, FIRST_STAGE, read_json
 from jocor_fast.machine import resolve_device
+from jocor_fast.methods import METHODS
 from jocor_fast.report.screen import TrainingProgress, final_table, phase, say, say_subjects, warn
 from jocor_fast.report.tensorboard import MissingTensorBoard, TensorBoardLog
 from jocor_fast.runs.fit import EpochEvent, Observer, Recording, Run, fit
@@ -51,7 +52,6 @@ Several processes train together under torchrun, which starts them:
 # The others are kept in config.json and compared on --resume. Not part of what a run is: where files lie, which there
 # are, when it pauses, and whether bad ones end it.
 NOT_RECORDED = ("data_root", "output", "resume", "stop_after", "checkpoint_every", "tensorboard", "strict")
-RECORDED = tuple(name for name in (*OPTIONS, *UNFLAGGED_DEFAULTS) if name not in NOT_RECORDED)
 HIGHEST_FORGET_RATE = 0.95  # of an estimate: some of each batch must be left to learn from
 
 
@@ -234,9 +234,11 @@ def _keep_names(config: Config, processes: Processes) -> str | None:
 
 def _recorded(config: Config, task: Task, folder: str | None, estimate: dict[str, Any] | None) -> dict[str, Any]:
     """What goes into config.json beside the engine's settings; the sources cover both."""
+    others = method_options().keys() - METHODS[config["method"]].options.keys()
+    names = [name for name in (*OPTIONS, *UNFLAGGED_DEFAULTS) if name not in NOT_RECORDED and name not in others]
     recorded: dict[str, Any] = {
-        "settings": {name: config[name] for name in RECORDED if name not in TRAINING_FIELDS},
-        "sources": {name: config.sources[name] for name in RECORDED},
+        "settings": {name: config[name] for name in names if name not in TRAINING_FIELDS},
+        "sources": {name: config.sources[name] for name in names},
     }
     if task.dataset.label_table is not None:
         recorded["label_table"] = list(task.dataset.label_table)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from rich.console import Console
 
-from jocor_fast.config.options import OPTIONS
+from jocor_fast.config.options import OPTIONS, method_options
 from jocor_fast.config.resolve import Config
 from jocor_fast.config.task import Task
 from jocor_fast.data.catalogue import has_a_place
@@ -185,15 +185,15 @@ def _idle_warning(config: Config, processes: Processes) -> str | None:
     if scopes and processes.count == 1:
         return f"{' and '.join(scopes)} change{'s' * (len(scopes) == 1)} nothing: there is one process"
     method = METHODS[config["method"]]
-    unused = ["co_lambda"] * ("co_lambda" not in method.options) + ["forget_rate"] * (
-        not uses_forget_rate(config["method"], config["val_labels"])
-    )
+    others = [name for name in ("co_lambda", *method_options()) if name not in method.options]
+    unused = [*others, *["forget_rate"] * (not uses_forget_rate(config["method"], config["val_labels"]))]
     unused += ["ramp_epochs"] * (not method.selects)
     idle = [name for name in unused if config.sources[name] == "flag"]
     if not idle:
         return None
     flags = " and ".join(OPTIONS[name].flag for name in idle)
-    reason = "has no λ" if idle == ["co_lambda"] else "does not select by loss"
+    of_others = [OPTION_NAMES.get(name, name) for name in idle if name in others]
+    reason = f"has no {' and '.join(of_others)}" if len(of_others) == len(idle) else "does not select by loss"
     return f"{flags} change{'s' * (len(idle) == 1)} nothing: {config['method']} {reason}"
 
 

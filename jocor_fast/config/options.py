@@ -7,14 +7,14 @@ recipe replaces is decided in config.py.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, Literal
 
 from jocor_fast.data.catalogue import DATASETS
 from jocor_fast.data.images.preprocessing import CROP, NORMALISATIONS
 from jocor_fast.data.images.source import LOADERS
-from jocor_fast.engine.settings import AUGMENTATIONS, OPTIMIZERS, PRECISIONS, SCOPES, TrainSettings
+from jocor_fast.engine.settings import AUGMENTATIONS, OPTIMIZERS, PRECISIONS, SCOPES, TrainSettings, further_options
 from jocor_fast.methods import METHODS
 from jocor_fast.noise.matrices import NOISE_KINDS
 from jocor_fast.schedules import LR_PLANS, RECIPES
@@ -22,7 +22,7 @@ from jocor_fast.schedules import LR_PLANS, RECIPES
 Kind = Literal["whole", "number", "text", "choice", "switch"]
 AUTO = "auto"
 VAL_LABELS = ("clean", "noisy", "small-loss")
-TRAINING_FIELDS = tuple(setting.name for setting in fields(TrainSettings))
+TRAINING_FIELDS = tuple(setting.name for setting in fields(TrainSettings) if setting.name != "method_options")
 # Training settings without a flag: a preset decides them, or this.
 UNFLAGGED_DEFAULTS = {"warmup_epochs": TrainSettings.warmup_epochs}
 
@@ -262,4 +262,31 @@ _TABLE = (
     ),
 )  # fmt: skip
 
-OPTIONS: Mapping[str, Option] = {option.name: option for option in _TABLE}
+_OF_EVERY_RUN = {option.name: option for option in _TABLE}
+
+
+def method_options() -> dict[str, Option]:
+    """Return the options of methods that are no settings of every run."""
+    found: dict[str, Option] = {}
+    for method in METHODS:
+        for name, of in further_options(method).items():
+            kind: Kind = "whole" if isinstance(of.default, int) else "number"
+            text = f"{of.help} (method {method})"
+            found.setdefault(name, Option(name, _METHOD, kind, of.metavar, text, of.default))
+    return found
+
+
+class _Options(Mapping[str, Option]):
+    """The options by name; those of a method are there as soon as it is registered."""
+
+    def __getitem__(self, name: str) -> Option:
+        return _OF_EVERY_RUN[name] if name in _OF_EVERY_RUN else method_options()[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter((*_OF_EVERY_RUN, *method_options()))
+
+    def __len__(self) -> int:
+        return len(_OF_EVERY_RUN) + len(method_options())
+
+
+OPTIONS = _Options()

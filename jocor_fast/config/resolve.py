@@ -23,7 +23,7 @@ from jocor_fast.config.presets import PRESETS, PUBLISHED_CO_LAMBDA, preset_co_la
 from jocor_fast.data.arrays import user_path
 from jocor_fast.data.catalogue import CSV_PREFIX, FOLDER_PREFIX, NPZ_PREFIX, has_clean_labels, holds_files
 from jocor_fast.data.images.clothing1m import CLOTHING1M
-from jocor_fast.engine.settings import TrainSettings
+from jocor_fast.engine.settings import TrainSettings, further_options
 from jocor_fast.errors import ConfigError, DataError, RunError, called
 from jocor_fast.files.names import number_in_name
 from jocor_fast.machine import resolve_device
@@ -97,8 +97,10 @@ class Config:
         chosen = {name: self.values[name] for name in TRAINING_FIELDS}
         if chosen["forget_rate"] in (None, AUTO):  # not decided yet: the others can be checked all the same
             chosen["forget_rate"] = 0.0
-        with self.naming(*TRAINING_FIELDS):
-            return TrainSettings(**chosen)
+        with self.naming("method"):
+            of_method = further_options(chosen["method"])
+        with self.naming(*TRAINING_FIELDS, *of_method):
+            return TrainSettings(**chosen, method_options={name: self.values[name] for name in of_method})
 
     @contextlib.contextmanager
     def naming(self, *options: str, **arguments: str) -> Iterator[None]:

@@ -70,7 +70,7 @@ def cross_fit(
     if len(train.labels) < 2:
         raise ValueError("to estimate the noise takes two samples at least: one is trained on, the other predicted")
     device = resolve_device(settings.device)
-    plain = replace(settings, method="standard", forget_rate=0.0, recipe="paper", epochs=epochs)
+    plain = replace(settings, method="standard", method_options={}, forget_rate=0.0, recipe="paper", epochs=epochs)
     plain = replace(plain, lr_plan="linear", decay_start=epochs)  # the rate stays as it is
     half = np.zeros(len(train.labels), dtype=bool)
     half[np.random.default_rng([settings.seed, 2]).permutation(len(half))[len(half) // 2 :]] = True

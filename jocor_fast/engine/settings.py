@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass, field, fields
 
 import torch
 
 from jocor_fast import arguments
 from jocor_fast.errors import ArgumentTypeError, ArgumentValueError
-from jocor_fast.methods import METHODS
+from jocor_fast.methods import METHODS, Option
 from jocor_fast.schedules import LR_PLANS, RECIPES, default_decay_start, trained_epochs
 
 OPTIMIZERS = ("adam", "sgd")
@@ -50,6 +50,7 @@ class TrainSettings:
         selection_scope: of several processes, "process": each selects among its own rows of a batch; "global": all
             select together, as one process does that has the whole batch.
         batch_scope: whether `batch_size` is that of each process ("process") or of all together ("global").
+        method_options: further options of the method, by name; one that is not given has its default.
     """
 
     method: str = "jocor"
@@ -73,9 +74,10 @@ class TrainSettings:
     compile: bool = False
     selection_scope: str = "process"
     batch_scope: str = "process"
+    method_options: Mapping[str, int | float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._choice("method", tuple(METHODS))
+        options = further_options(self.method)
         self._choice("recipe", RECIPES)
         self._choice("lr_plan", LR_PLANS)
         self._choice("optimizer", OPTIMIZERS)
@@ -102,14 +104,21 @@ class TrainSettings:
         self._set("device", device_name(self.device))
         for name in ("no_graph", "compile"):
             self._set(name, arguments.check_switch(name, getattr(self, name)))
+        for name in self.method_options:
+            if name not in options:
+                raise ArgumentTypeError(name, f"must be left out: method {self.method!r} has no such option")
+        given = {name: self.method_options.get(name, option.default) for name, option in options.items()}
+        self._set("method_options", {name: options[name].check(value) for name, value in given.items()})
 
     def as_dict(self) -> dict[str, str | int | float]:
         """Return {name: value} as config.json and the checkpoints hold it."""
-        return asdict(self)
+        values = asdict(self)
+        return values | values.pop("method_options")
 
     def sources(self) -> dict[str, str]:
         """Return {name: "default" or "flag"}: which settings are as they are without being asked for."""
-        defaults = {field.name: field.default for field in fields(self)}
+        defaults = {setting.name: setting.default for setting in fields(self)}
+        defaults |= {name: option.default for name, option in further_options(self.method).items()}
         defaults["decay_start"] = default_decay_start(self.epochs, recipe=self.recipe)
         return {name: "default" if value == defaults[name] else "flag" for name, value in self.as_dict().items()}
 
@@ -118,6 +127,13 @@ class TrainSettings:
 
     def _choice(self, name: str, accepted: Collection[str]) -> None:
         arguments.check_choice(name, getattr(self, name), accepted)
+
+
+def further_options(method: str) -> dict[str, Option]:
+    """Return the options of a method that are not settings of every run."""
+    options = METHODS[arguments.check_choice("method", method, METHODS)].options
+    settings = {setting.name for setting in fields(TrainSettings)}
+    return {name: option for name, option in options.items() if name not in settings}
 
 
 def device_name(device: str | torch.device) -> str:

@@ -78,7 +78,7 @@ def fit(
         kept = Recording(folder=folder, resume=recording.resume, checkpoint_every=recording.checkpoint_every)
         try:
             run = fit(
-                replace(settings, method=by, seed=derived_seed(settings.seed, 2)),  # other weights, another order
+                replace(settings, method=by, method_options={}, seed=derived_seed(settings.seed, 2)),
                 networks_of_first,
                 train,
                 test=test,
