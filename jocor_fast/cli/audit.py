@@ -20,7 +20,7 @@ from jocor_fast.data.dataset import Dataset
 from jocor_fast.data.images.image_set import ImageDataset, ImageList
 from jocor_fast.data.images.thumbnails import data_uri, file_uri, image_file_uri, is_image
 from jocor_fast.diagnosis.audit_page import audit_page
-from jocor_fast.diagnosis.doubts import HeldOut, doubts
+from jocor_fast.diagnosis.doubts import HeldOut, caveat, doubts
 from jocor_fast.diagnosis.wrong_labels import Audit, audit_history
 from jocor_fast.errors import ConfigError, RunError
 from jocor_fast.files.names import AUDIT, MOST_CLASSES_IN_JSON, NOISE_MATRIX, TRAINING_FILES, read_metrics
@@ -40,11 +40,11 @@ many are and what the classes are taken for, and suggest the right ones. Written
 are suspicious.csv (all samples, the most suspicious first), audit.json,
 noise-matrix.png and audit.html, a page that needs no server: pictures class by
 class, to be looked through and exported as corrected labels. Networks that have
-learnt wrong labels by heart do not find them, and what networks cannot learn
-they take for wrong. Only samples that they were not trained on show either:
-where there are test data, or the run held some out (--val-fraction), networks
-that do no better on those than chance are warned of, and those whose errors on
-test data explain most of what was found."""
+memorised wrong labels do not find them, and what networks cannot learn they take
+for wrong. Only samples that they were not trained on show either: where there
+are test data, or the run held some out (--val-fraction), a warning tells of
+networks that do no better on those than chance, and a note of those whose
+errors on test data are many."""
 
 LIST, PAGE, CORRECTED, MATRIX = "suspicious.csv", "audit.html", "corrected.csv", "noise-matrix.npy"
 MOST_IMAGES = 1000
@@ -79,9 +79,10 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
         for number, name in enumerate(files.values()):
             update(number, len(files))
             audited.write(output / name, most)
-    for sentence in doubts(audited.found, audited.held_out(read_metrics(folder)), audited.names):
+    held_out = audited.held_out(read_metrics(folder))
+    for sentence in doubts(audited.found, held_out, audited.names):
         warn(f"{folder} {sentence}")
-    _say(console, audited, output, files)
+    _say(console, audited, caveat(audited.found, held_out), output, files)
     return 0
 
 
@@ -241,13 +242,14 @@ class AuditedRun:
         return lambda number: data_uri(dataset.train_inputs[number], dataset.input_scale)
 
 
-def _say(console: Console, audited: AuditedRun, output: Path, files: dict[str, str]) -> None:
+def _say(console: Console, audited: AuditedRun, note: str | None, output: Path, files: Mapping[str, str]) -> None:
     found = audited.found
     low, high = found.share_range
     subjects = {
         "data": f"{audited.title}: {len(found.given):,} training samples",
         "wrong": f"{int(found.wrong.sum()):,} labels, {percent(found.share)} %, are probably wrong "
         f"(between {percent(low)} and {percent(high)} %)",
+        **({} if note is None else {"note": note}),
         **{what: str(output / name) for what, name in files.items()},
     }
     say_subjects(console, subjects)

@@ -42,10 +42,28 @@ def doubts(found: Audit, held_out: HeldOut | None, names: Sequence[str]) -> list
         held_out: what else is known of the networks.
         names: of the classes.
     """
-    reason = _few_steps(found) or _nothing_learnt(found)
-    if reason is None and held_out is not None:
-        reason = _memorised(found, held_out) or _own_errors(found, held_out)
-    return [sentence for sentence in (reason, _classes_given_up(found, names)) if sentence is not None]
+    reason = _few_steps(found) or _nothing_learnt(found) or (held_out and _memorised(found, held_out))
+    return [sentence for sentence in (reason, _classes_given_up(found, names)) if sentence]
+
+
+def caveat(found: Audit, held_out: HeldOut | None) -> str | None:
+    """Return how few labels may be wrong, if networks err on the training samples as on test samples; else None.
+
+    Of the share r of wrong labels and of those right ones on which the networks err, as on a share e of the test data,
+    r + (1 - r) e are contradicted. There is nothing to say where they err rarely, where most of what was found is
+    beyond that, and where they agree with the training labels less often than with those of test data, which count as
+    right. Networks that learn their samples by heart err less on them: as a rule the share is right nevertheless.
+    """
+    if held_out is None or held_out.name != "test" or _agreement(found) < held_out.accuracy:
+        return None
+    errors, share = 1 - held_out.accuracy, found.share
+    explained = max(0.0, (share - errors) / (1 - errors)) if errors < 1 else 0.0
+    if errors <= FEW_ERRORS or explained >= share / 2:
+        return None
+    return (
+        f"the networks err on {percent(errors)} % of the test samples; if they do on the training samples too, as few "
+        f"as {percent(explained)} % of the labels are wrong"
+    )
 
 
 def _few_steps(found: Audit) -> str | None:
@@ -78,22 +96,6 @@ def _memorised(found: Audit, held_out: HeldOut) -> str | None:
         f"has networks that predict {percent(agreement)} % of the labels that they were trained on, but "
         f"{percent(held_out.accuracy)} % of the {held_out.name} labels, where always the most frequent one would be "
         f"{percent(by_chance)} %: the networks have memorised the labels, and the list is no better than chance"
-    )
-
-
-def _own_errors(found: Audit, held_out: HeldOut) -> str | None:
-    """Why not to believe networks that contradict labels of test data, which count as right, nearly as often.
-
-    Of the share r of wrong labels and of those right ones on which the networks err, as on a share e of the test data,
-    r + (1 - r) e are contradicted. Nothing is said where they err rarely, or most of what was found is beyond that.
-    """
-    errors, share = 1 - held_out.accuracy, found.share
-    explained = max(0.0, (share - errors) / (1 - errors)) if errors < 1 else 0.0
-    if held_out.name != "test" or errors <= FEW_ERRORS or explained >= share / 2:
-        return None
-    return (
-        f"has networks that err on {percent(errors)} % of the test samples: if they do on the training samples too, "
-        f"as few as {percent(explained)} % of the labels may be wrong, not {percent(share)} %"
     )
 
 

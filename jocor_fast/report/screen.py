@@ -84,7 +84,7 @@ def phase(console: Console, what: str, unit: str = "") -> Iterator[Callable[[int
         (done, total), seconds = counts, time.monotonic() - started
         parts = [f"{done:,} of {total:,} {unit}"] if total else []
         parts.append(f"{duration(seconds)} so far")
-        parts += [f"about {duration((total - done) / done * seconds)} left"] if done else []
+        parts += [f"about {duration((total - done) / done * seconds)} left"] if 0 < done < total else []
         return f"{what}: {', '.join(parts)}"
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(compact=True))
