@@ -1,4 +1,4 @@
-"""Builds the extension module jocor_fast._C. What is built, and why, is decided in csrc/build_decision.py.
+"""Build the extension module jocor_fast._C. What is built, and why, is decided in csrc/build_decision.py.
 
 Environment: FORCE_CUDA, FORCE_CPU, CUDA_HOME, TORCH_CUDA_ARCH_LIST, CXX, MAX_JOBS; JOCOR_FAST_WERROR=1 is for CI.
 """
@@ -24,12 +24,12 @@ NVCC_FLAGS = ["-O3", "-std=c++20", "-Xcompiler=-Wall,-fvisibility=hidden", *["-W
 
 
 def files(pattern: str) -> list[str]:
-    """Files under the repository's root, relative to it, in an order that does not change."""
+    """Return files under the repository's root, relative to it, in a fixed order."""
     return sorted(str(path.relative_to(ROOT)) for path in ROOT.glob(pattern))
 
 
 def extension_and_command() -> tuple[Extension, type]:
-    """The extension to build here and the command that builds it and writes jocor_fast/_build.json."""
+    """Return the extension to build here and the command that builds it and writes jocor_fast/_build.json."""
     os.environ["CXX"], compiler = find_compiler(os.environ, CXX_FLAGS, sysconfig.get_paths()["include"])
     try:
         import torch
@@ -68,7 +68,7 @@ def extension_and_command() -> tuple[Extension, type]:
     class BuildExtension(cpp_extension.BuildExtension):
         def finalize_options(self) -> None:
             super().finalize_options()
-            # One folder for every kind of build, so that ninja compiles only what changed; another for another torch.
+            # One folder for every kind of build: ninja compiles only what changed; another for another torch.
             self.build_temp = str(ROOT / "build" / f"objects-{sys.implementation.cache_tag}-torch-{torch.__version__}")
 
         def run(self) -> None:

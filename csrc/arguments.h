@@ -1,5 +1,5 @@
-// From tensors to the structs of joint_loss.h: every check of a tensor argument, and who keeps what alive. A wrong
-// type is a TypeError, a wrong shape, device or value a ValueError; each message names the argument.
+// From tensors to the structs of joint_loss.h: every check of a tensor argument, and what keeps its memory alive. A
+// wrong type is a TypeError, a wrong shape, device or value a ValueError; the messages are those of reference.py.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -12,10 +12,15 @@
 
 #include "joint_loss.h"
 #include "joint_loss_math.h"
+#include "labels.h"
 
 namespace jocor_fast {
 
 using at::Tensor;
+
+inline std::string dtype_name(const Tensor& tensor) {
+  return std::string(c10::getDtypeNames(tensor.scalar_type()).first);
+}
 
 inline LogitType logit_type(const Tensor& logits, const char* name) {
   switch (logits.scalar_type()) {
@@ -30,8 +35,7 @@ inline LogitType logit_type(const Tensor& logits, const char* name) {
     default:
       break;
   }
-  TORCH_CHECK_TYPE(false, name, " has dtype ", logits.scalar_type(),
-                   "; float16, bfloat16, float32 and float64 are accepted");
+  TORCH_CHECK_TYPE(false, name, " must be of type float16, bfloat16, float32 or float64, got ", dtype_name(logits));
 }
 
 inline LabelType label_type(const Tensor& target) {
@@ -55,19 +59,12 @@ inline LabelType label_type(const Tensor& target) {
     default:
       break;
   }
-  TORCH_CHECK_TYPE(false, "target has dtype ", target.scalar_type(), "; an integer type is accepted");
+  TORCH_CHECK_TYPE(false, "target must be of an integer type, got ", dtype_name(target));
 }
 
-// Called before the dispatcher chooses a device's implementation: it would complain of its own affairs, or choose
-// `meta`.
-inline void check_beside(const Tensor& tensor, const char* name, const Tensor& other, const char* other_name) {
-  TORCH_CHECK_VALUE(tensor.device() == other.device(), name, " is on ", tensor.device(), " and ", other_name, " on ",
-                    other.device(), "; both must be on one device");
-}
-
-inline void check_one_device(const Tensor& logits1, const Tensor& logits2, const Tensor& target) {
-  check_beside(logits2, "logits2", logits1, "logits1");
-  check_beside(target, "target", logits1, "logits1");
+inline void check_same_device(const Tensor& tensor, const char* name, const Tensor& other, const char* other_name) {
+  TORCH_CHECK_VALUE(tensor.device() == other.device(), name, " must be on ", other.device(), " like ", other_name,
+                    ", got ", tensor.device());
 }
 
 // Losses and statistics: float32, float64 for float64 logits.
@@ -75,18 +72,24 @@ inline at::ScalarType real_type(const Tensor& logits) {
   return logits.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
 }
 
-// A logit pair that the kernels can read, and the tensors that own its memory.
-struct CheckedPair {
-  Tensor logits1, logits2, target;
-  LogitPair pair;
-};
+inline void check_logits(const Tensor& logits, const char* name) {
+  TORCH_CHECK_VALUE(logits.dim() == 2 && logits.size(1) > 0, name,
+                    " must have shape [batch, classes] with at least one class, got ", logits.sizes());
+}
+
+inline void check_target(const Tensor& target, const Tensor& logits, const char* name) {
+  label_type(target);
+  TORCH_CHECK_VALUE(target.dim() == 1 && target.size(0) == logits.size(0), "target must have shape [", logits.size(0),
+                    "] like the rows of ", name, ", got ", target.sizes());
+  check_same_device(target, "target", logits, name);
+}
 
 inline Tensor with_contiguous_columns(const Tensor& logits) {
   return logits.size(1) == 1 || logits.stride(1) == 1 ? logits : logits.contiguous();
 }
 
-// A tensor that a forward pass saved, as the kernels read it: hooks on saved tensors may hand back other strides, or a
-// place in memory where no row of statistics can be loaded whole.
+// A tensor that a forward pass saved, as the kernels read it: hooks on saved tensors may return other strides, or an
+// address from which no row of statistics can be loaded whole.
 inline Tensor as_saved(const std::optional<Tensor>& tensor) {
   if (!tensor.has_value() || !tensor->defined()) return {};
   const Tensor saved = tensor->contiguous();
@@ -105,32 +108,33 @@ inline void set_labels(LabelledRows& labelled, const Tensor& logits, const Tenso
   labelled.ignore_index = ignore_index.value_or(0);
 }
 
-// `or_else`: what is accepted beside the labels of classes.
-inline void check_labels_are_valid(int64_t first_bad_row, const Tensor& target, int64_t classes, const char* or_else) {
-  if (first_bad_row == cpu::kNoBadLabel) return;
-  const at::Scalar label = target[first_bad_row].item();
-  const bool is_signed = c10::isSignedType(target.scalar_type());
-  TORCH_CHECK_VALUE(false, "target[", first_bad_row, "] is ",
-                    is_signed ? std::to_string(label.to<int64_t>()) : std::to_string(label.to<uint64_t>()),
-                    "; a label in [0, ", classes, ")", or_else, " is accepted");
+[[noreturn]] inline void raise_invalid_label(const LabelledRows& rows, int64_t row) {
+  const int64_t label = label_value(rows, row);
+  const bool past_int64 = label < 0 && rows.label_type == LabelType::uint64;
+  TORCH_CHECK_VALUE(false, "target must hold labels in [0, ", rows.classes, ")",
+                    rows.has_ignore_index ? " or ignore_index" : "", ", got ",
+                    past_int64 ? std::to_string(static_cast<uint64_t>(label)) : std::to_string(label), " in row ", row);
 }
 
-inline CheckedPair check_pair(const Tensor& logits1, const Tensor& logits2, const Tensor& target, double co_lambda,
-                              std::optional<int64_t> ignore_index) {
+// A logit pair that the kernels can read, and the tensors that own its memory.
+struct CheckedPair {
+  Tensor logits1, logits2, target;
+  LogitPair pair;
+};
+
+inline CheckedPair check_pair(const Tensor& logits1, const Tensor& logits2, const Tensor& target,
+                              std::optional<int64_t> ignore_index, const JointLossSettings& loss) {
   const LogitType type = logit_type(logits1, "logits1");
   logit_type(logits2, "logits2");
-  TORCH_CHECK_TYPE(logits1.scalar_type() == logits2.scalar_type(), "logits1 has dtype ", logits1.scalar_type(),
-                   " and logits2 ", logits2.scalar_type(), "; both must have the same");
-  label_type(target);
-  TORCH_CHECK_VALUE(logits1.dim() == 2 && logits1.size(1) > 0, "logits1 has shape ", logits1.sizes(),
-                    "; [batch, classes] with at least one class is accepted");
-  TORCH_CHECK_VALUE(logits2.sizes() == logits1.sizes(), "logits2 has shape ", logits2.sizes(), " and logits1 ",
-                    logits1.sizes(), "; both must have the same");
-  TORCH_CHECK_VALUE(target.dim() == 1 && target.size(0) == logits1.size(0), "target has shape ", target.sizes(), "; [",
-                    logits1.size(0), "], a label for each row of logits1, is accepted");
-  check_one_device(logits1, logits2, target);
-  TORCH_CHECK_VALUE(co_lambda >= 0.0 && co_lambda <= 1.0, "co_lambda is ", co_lambda,
-                    "; a number in [0, 1] is accepted");
+  TORCH_CHECK_TYPE(logits1.scalar_type() == logits2.scalar_type(), "logits2 must be of type ", dtype_name(logits1),
+                   " like logits1, got ", dtype_name(logits2));
+  check_logits(logits1, "logits1");
+  TORCH_CHECK_VALUE(logits2.sizes() == logits1.sizes(), "logits2 must have shape ", logits1.sizes(),
+                    " like logits1, got ", logits2.sizes());
+  check_same_device(logits2, "logits2", logits1, "logits1");
+  check_target(target, logits1, "logits1");
+  TORCH_CHECK_VALUE(loss.co_lambda >= 0.0 && loss.co_lambda <= 1.0, "co_lambda must lie in [0, 1], got ",
+                    loss.co_lambda);
 
   CheckedPair checked{with_contiguous_columns(logits1), with_contiguous_columns(logits2), target, {}};
   LogitPair& pair = checked.pair;
@@ -140,9 +144,20 @@ inline CheckedPair check_pair(const Tensor& logits1, const Tensor& logits2, cons
   pair.row_stride1 = checked.logits1.stride(0);
   pair.row_stride2 = checked.logits2.stride(0);
   set_labels(pair, logits1, target, ignore_index);
+  static_cast<JointLossSettings&>(pair) = loss;
   // a lambda so small that float32 makes it 0 is 0: a term without weight is not evaluated
-  pair.co_lambda = type != LogitType::float64 && static_cast<float>(co_lambda) == 0.0f ? 0.0 : co_lambda;
+  if (type != LogitType::float64 && static_cast<float>(loss.co_lambda) == 0.0f) pair.co_lambda = 0.0;
   return checked;
+}
+
+// What the gradient of a loss takes from its forward pass and from above.
+inline void check_backward(const Tensor& grad, const Tensor& statistics, const Tensor& logits) {
+  const auto real = real_type(logits);
+  TORCH_CHECK_TYPE(grad.scalar_type() == real && statistics.scalar_type() == real,
+                   "grad and statistics must be of type ", real, ", got ", grad.scalar_type(), " and ",
+                   statistics.scalar_type());
+  TORCH_CHECK_VALUE(grad.dim() == 0 || (grad.dim() == 1 && grad.size(0) == logits.size(0)),
+                    "grad must have shape [] or [", logits.size(0), "], got ", grad.sizes());
 }
 
 // How many rows to keep, as the operators take it: exactly one of the four is given.
@@ -156,21 +171,20 @@ struct Keep {
 // The value of a 0-d tensor, where the kernels read it.
 template <class T>
 const T* scalar_pointer(const Tensor& tensor, const char* name, const Tensor& rows) {
-  const auto type = c10::CppTypeToScalarType<T>::value;
-  TORCH_CHECK_TYPE(tensor.scalar_type() == type, name, " has dtype ", tensor.scalar_type(), "; a 0-d tensor of ", type,
-                   " is accepted");
-  TORCH_CHECK_VALUE(tensor.dim() == 0, name, " has shape ", tensor.sizes(), "; a 0-d tensor of ", type, " is accepted");
-  check_beside(tensor, name, rows, "the losses");
+  constexpr const char* type = std::is_same_v<T, double> ? "float64" : "int64";
+  TORCH_CHECK_TYPE(tensor.scalar_type() == c10::CppTypeToScalarType<T>::value, name, " must be a 0-d ", type,
+                   " tensor, got one of ", dtype_name(tensor));
+  TORCH_CHECK_VALUE(tensor.dim() == 0, name, " must be a 0-d ", type, " tensor, got shape ", tensor.sizes());
+  check_same_device(tensor, name, rows, "the losses");
   return tensor.const_data_ptr<T>();
 }
 
 inline void check_forget_rate(double forget_rate) {
-  TORCH_CHECK_VALUE(forget_rate >= 0.0 && forget_rate < 1.0, "forget_rate is ", forget_rate,
-                    "; a number in [0, 1) is accepted");
+  TORCH_CHECK_VALUE(forget_rate >= 0.0 && forget_rate < 1.0, "forget_rate must lie in [0, 1), got ", forget_rate);
 }
 
 inline void check_num_keep(int64_t num_keep, int64_t least) {
-  TORCH_CHECK_VALUE(num_keep >= least, "num_keep is ", num_keep, "; at least 1 is accepted");
+  TORCH_CHECK_VALUE(num_keep >= least, "num_keep must be at least 1, got ", num_keep);
 }
 
 // `rows` is the tensor whose first dimension is the batch; an empty batch may keep 0 rows.
@@ -180,7 +194,7 @@ inline void check_keep(const Keep& keep, const Tensor& rows, SelectionParams& se
                     keep.num_keep_tensor.has_value();
   TORCH_CHECK_TYPE(given == 1, "exactly one of forget_rate and num_keep must be given");
   selection.num_keep = -1;
-  // a value on a GPU cannot be looked at without waiting for it; there k is clamped
+  // a value on a GPU cannot be checked without waiting for it; there k is clamped
   if (keep.forget_rate) {
     check_forget_rate(*keep.forget_rate);
     selection.forget_rate = *keep.forget_rate;

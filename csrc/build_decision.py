@@ -1,7 +1,7 @@
-"""Decides what is built and why: the CPU part always, the CUDA part where torch and a toolkit allow it.
+"""Decide what is built and why: the CPU part always, the CUDA part where torch and a toolkit allow it.
 
-setup.py loads this file by its path; nothing here imports torch or setuptools, so that the tests can hand in any
-environment. A GPU's presence plays no part: a build machine often has none.
+setup.py loads this file by its path; nothing here imports torch or setuptools: the tests pass any environment.
+A GPU's presence plays no part: a build machine often has none.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def decide(
     cuda_sources: Sequence[str],
     package_folders: Sequence[str],
 ) -> Decision:
-    """Decides whether the CUDA part is built.
+    """Decide whether the CUDA part is built.
 
     Args:
         environ: PATH, CUDA_HOME (or CUDA_PATH), FORCE_CUDA, FORCE_CPU and TORCH_CUDA_ARCH_LIST are read from it.
@@ -95,7 +95,7 @@ def decide(
 
 
 def find_compiler(environ: Mapping[str, str], flags: Sequence[str], python_include: str) -> tuple[str, str]:
-    """The C++ compiler's command and the first line of its `--version`, after compiling an empty extension module.
+    """Return the C++ compiler's command and the first line of its `--version`, after it compiled an empty module.
 
     Raises:
         BuildError: there is no compiler, or it cannot compile C++20, OpenMP or Python's headers.
@@ -129,7 +129,7 @@ def _switch(environ: Mapping[str, str], name: str) -> bool:
 def _matching_toolkit(
     environ: Mapping[str, str], torch_major: str, package_folders: Sequence[str]
 ) -> tuple[Toolkit | None, str | None]:
-    """The first toolkit of torch's CUDA major, or why there is none. CUDA_HOME, where set, is the only candidate."""
+    """Return the first toolkit of torch's CUDA major, or why there is none; CUDA_HOME alone, where it is set."""
     chosen = environ.get("CUDA_HOME") or environ.get("CUDA_PATH")
     if chosen:
         toolkit = _toolkit_at(Path(chosen), environ)
@@ -152,7 +152,7 @@ def _matching_toolkit(
 
 
 def _homes_on_path(environ: Mapping[str, str]) -> Iterator[Path]:
-    """Where the nvcc on PATH says its toolkit lies, then the folder above its own.
+    """Yield the toolkit's folder as the nvcc on PATH reports it, then the folder above nvcc's own.
 
     `nvcc --dryrun` prints `#$ TOP=DIR`. The folder above nvcc's own, which is torch's guess, is wrong where that nvcc
     is a wrapper script; it is right for distributions that spread the toolkit over /usr.
@@ -167,7 +167,7 @@ def _homes_on_path(environ: Mapping[str, str]) -> Iterator[Path]:
 
 
 def _toolkit_at(home: Path, environ: Mapping[str, str]) -> Toolkit | None:
-    """The toolkit in a folder, where it is whole: nvcc, the runtime's headers, the runtime library."""
+    """Return the toolkit in a folder if it is whole: nvcc, the runtime's headers, the runtime library."""
     home = home.resolve()
     nvcc = home / "bin" / "nvcc"
     if not nvcc.is_file():

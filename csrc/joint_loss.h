@@ -9,6 +9,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "joint_loss_math.h"
+
 namespace jocor_fast {
 
 enum class LogitType { float16, bfloat16, float32, float64 };
@@ -27,13 +29,12 @@ struct LabelledRows {
 
 // Two logit matrices [rows, classes] with contiguous columns and any row stride, and their labels [rows].
 // Losses and statistics are float32, for float64 logits float64: "real" below.
-struct LogitPair : LabelledRows {
+struct LogitPair : LabelledRows, JointLossSettings {
   LogitType type;
   const void* logits1;
   const void* logits2;
   int64_t row_stride1;
   int64_t row_stride2;
-  double co_lambda;
 };
 
 // What a row is to the selection. A bool tensor of eligible rows is read by the same rule: nonzero is eligible.

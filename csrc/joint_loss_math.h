@@ -33,42 +33,47 @@ JF_INLINE T expected_log_ratio(T probability, T log_ratio) {
   return probability != T{} ? probability * log_ratio : T{};
 }
 
-// One class's share of KL(p || q).
-template <class T>
-JF_INLINE T kl12_term(T p, T delta) {
-  return expected_log_ratio(p, delta);
-}
-
-// One class's share of KL(q || p).
-template <class T>
-JF_INLINE T kl21_term(T q, T delta) {
-  return expected_log_ratio(q, -delta);
-}
-
-// One class's share of J = KL(p || q) + KL(q || p) = sum_j (p_j - q_j) delta_j. Every share is >= 0, so that the sum
-// keeps its digits where the networks nearly agree; kl12 + kl21 would lose them.
-template <class T>
-JF_INLINE T symmetric_kl_term(T p, T q, T delta) {
-  return expected_log_ratio(p - q, delta);
-}
-
-// The weights of the two terms, 1 - lambda and lambda, from lambda as a double: 1 - lambda would lose its digits where
-// lambda, rounded to float32 first, is near 1.
-template <class Real>
-struct LossWeights {
-  JF_INLINE explicit LossWeights(double co_lambda)
-      : supervised(static_cast<Real>(1.0 - co_lambda)), agreement(static_cast<Real>(co_lambda)) {}
-  Real supervised, agreement;
+// What the joint loss is made of; part of every LogitPair.
+struct JointLossSettings {
+  double co_lambda;
 };
 
-// l = (1 - lambda) (CE1 + CE2) + lambda J. A term whose weight is 0 is not evaluated: it may be infinite.
+// l = (1 - lambda) (CE1 + CE2) + lambda J with the agreement term J = KL(p || q) + KL(q || p), and its gradient. A term
+// whose weight is 0 is not evaluated: it may be infinite. `Real` is the type of a row's numbers, T a scalar or vector.
 template <class Real>
-JF_INLINE Real combined_loss(Real cross_entropy1, Real cross_entropy2, Real symmetric_kl, LossWeights<Real> weights) {
-  const Real supervised =
-      weights.supervised == Real(0) ? Real(0) : weights.supervised * (cross_entropy1 + cross_entropy2);
-  const Real agreement = weights.agreement == Real(0) ? Real(0) : weights.agreement * symmetric_kl;
-  return supervised + agreement;
-}
+struct JointLoss {
+  Real supervised, agreement;  // the weights 1 - lambda and lambda
+
+  // From lambda as a double: 1 - lambda would lose its digits where lambda, rounded to float32 first, is near 1.
+  JF_INLINE explicit JointLoss(const JointLossSettings& settings)
+      : supervised(static_cast<Real>(1.0 - settings.co_lambda)), agreement(static_cast<Real>(settings.co_lambda)) {}
+
+  // Adds one class's shares of KL(p || q), KL(q || p) and J = sum_j (p_j - q_j) delta_j. Every share of J is >= 0, so
+  // the sum keeps its digits where the networks nearly agree; KL(p || q) + KL(q || p) would lose them.
+  template <class T>
+  JF_INLINE void add_class(T p, T q, T delta, T* sums) const {
+    sums[0] += expected_log_ratio(p, delta);
+    sums[1] += expected_log_ratio(q, -delta);
+    sums[2] += expected_log_ratio(p - q, delta);
+  }
+
+  JF_INLINE Real of_row(Real cross_entropy1, Real cross_entropy2, Real symmetric_kl) const {
+    const Real first = supervised == Real(0) ? Real(0) : supervised * (cross_entropy1 + cross_entropy2);
+    const Real second = agreement == Real(0) ? Real(0) : agreement * symmetric_kl;
+    return first + second;
+  }
+
+  // dl/dz1_j without its label's part: (1 - lambda) p_j + lambda (p_j (delta_j - KL(p || q)) + p_j - q_j). The label's
+  // part, -(1 - lambda) at j = y, is `label_gradient`. `kl` is KL(p || q); dl/dz2_j is the same with p, q exchanged,
+  // -delta and KL(q || p). delta is finite. At lambda = 0 it is p_j alone, and neither q nor delta may be used:
+  // callers skip this function.
+  template <class T>
+  JF_INLINE T class_gradient(T p, T q, T delta, T kl) const {
+    return supervised * p + agreement * (p * (delta - kl) + (p - q));
+  }
+
+  JF_INLINE Real label_gradient() const { return -supervised; }
+};
 
 // delta_j for the gradient, and 0 where it is not finite. Only rows with a finite loss have a gradient, and in those
 // such a class had probability 0 when the loss was computed: computed once more, a probability of the smallest numbers
@@ -77,20 +82,6 @@ template <class T>
 JF_INLINE T finite_log_ratio(T log_p, T log_q) {
   const T delta = log_p - log_q;
   return delta - delta == T{} ? delta : T{};
-}
-
-// dl/dz1_j without its label's part: (1 - lambda) p_j + lambda (p_j (delta_j - KL(p || q)) + p_j - q_j). The label's
-// part, -(1 - lambda) at j = y, is `label_gradient`. `kl` is KL(p || q); dl/dz2_j is the same with p, q exchanged,
-// -delta and KL(q || p). delta is finite. At lambda = 0 it is p_j alone, and neither q nor delta may be looked at:
-// callers leave this function out.
-template <class T, class Real>
-JF_INLINE T class_gradient(T p, T q, T delta, T kl, LossWeights<Real> weights) {
-  return weights.supervised * p + weights.agreement * (p * (delta - kl) + (p - q));
-}
-
-template <class Real>
-JF_INLINE Real label_gradient(LossWeights<Real> weights) {
-  return -weights.supervised;
 }
 
 // Forward correction (Patrini et al., CVPR 2017): l = -log((p T)[y]), T[j, y] = P(label y | class j), of one network.

@@ -51,12 +51,13 @@ JF_INLINE Label as_label(const LabelledRows& rows, int64_t value) {
 
 JF_INLINE Label read_label(const LabelledRows& rows, int64_t row) { return as_label(rows, label_value(rows, row)); }
 
-// A label that a GPU has asked for and does not look at yet. Loads extend to 32 bits by themselves; to extend a signed
-// label to 64 takes an instruction, which would wait for it, and with it all that the thread asks for next.
-struct LabelUnderWay {
+// A label whose load is issued and whose value is not used yet. Loads extend to 32 bits by themselves; to extend a
+// signed label to 64 takes an instruction, which would wait for the load, and with it every load that the thread issues
+// next.
+struct PendingLabel {
   int64_t low;
 
-  JF_INLINE LabelUnderWay(const LabelledRows& rows, int64_t row) : low(label_value<uint32_t>(rows, row)) {}
+  JF_INLINE PendingLabel(const LabelledRows& rows, int64_t row) : low(label_value<uint32_t>(rows, row)) {}
 
   JF_INLINE Label arrived(const LabelledRows& rows) const {
     const LabelType type = rows.label_type;

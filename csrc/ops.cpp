@@ -1,5 +1,5 @@
-// The operators: check, allocate, run the three steps on the tensors' device. Schemas stand at the end; autograd.cpp
-// adds the derivatives.
+// The operators on two networks' logits: check, allocate, run the steps on the tensors' device. Their derivatives,
+// schemas and registration stand at the end.
 #include "ops.h"
 
 #include <ATen/ops/empty.h>
@@ -8,156 +8,76 @@
 #include <limits>
 
 #include "arguments.h"
+#include "autograd.h"
 #include "joint_loss.h"
-#include "threads.h"
-
-#ifdef JOCOR_FAST_CUDA
-#include <c10/cuda/CUDAGuard.h>
-#include <c10/cuda/CUDAStream.h>
-#endif
+#include "steps.h"
 
 namespace jocor_fast {
 namespace {
 
-// --- the three steps, on whatever device ----------------------------------------------------------------------------
-
-#ifdef JOCOR_FAST_CUDA
-template <class Launch>
-void on_current_stream(const Tensor& tensor, Launch launch) {
-  const c10::cuda::CUDAGuard guard(tensor.device());
-  const char* error = launch(static_cast<void*>(c10::cuda::getCurrentCUDAStream().stream()));
-  TORCH_CHECK(error == nullptr, "jocor_fast: a kernel could not be launched: ", error);
-}
-#endif
-
-void run_rows_on_cpu(const RowParams& params, const Tensor& target) {
-  const int64_t bad = first_bad_row(params.pair.rows, params.pair.classes,
-                                    [&](int64_t begin, int64_t end) { return cpu::row_losses(params, begin, end); });
-  check_labels_are_valid(bad, target, params.pair.classes, " or ignore_index");
+std::optional<int64_t> as_int(const std::optional<c10::SymInt>& number) {
+  if (!number.has_value()) return std::nullopt;
+  return number->guard_int(__FILE__, __LINE__);
 }
 
-void run_rows(const RowParams& params, const Tensor& target) {
-#ifdef JOCOR_FAST_CUDA
-  if (target.is_cuda()) {
-    on_current_stream(target, [&](void* stream) { return cuda::row_losses(params, stream); });
-    return;
-  }
-#endif
-  run_rows_on_cpu(params, target);
+template <class T>
+const T* data_or_null(const Tensor& tensor) {
+  return tensor.defined() ? static_cast<const T*>(tensor.const_data_ptr()) : nullptr;
 }
-
-void run_selection(const SelectionParams& params, const Tensor& losses) {
-#ifdef JOCOR_FAST_CUDA
-  if (losses.is_cuda()) {
-    on_current_stream(losses, [&](void* stream) { return cuda::select_small_loss(params, stream); });
-    return;
-  }
-#endif
-  (void)losses;
-  cpu::select_small_loss(params);
-}
-
-void run_rows_and_selection(const RowParams& rows, const SelectionParams& selection, const Tensor& target) {
-#ifdef JOCOR_FAST_CUDA
-  if (target.is_cuda()) {
-    on_current_stream(target, [&](void* stream) { return cuda::row_losses_and_selection(rows, selection, stream); });
-    return;
-  }
-#endif
-  run_rows_on_cpu(rows, target);
-  cpu::select_small_loss(selection);
-}
-
-void run_gradients(const GradientParams& params, const Tensor& target) {
-#ifdef JOCOR_FAST_CUDA
-  if (target.is_cuda()) {
-    on_current_stream(target, [&](void* stream) { return cuda::row_gradients(params, stream); });
-    return;
-  }
-#endif
-  (void)target;
-  share_out_rows(params.pair.rows, params.pair.classes,
-                 [&](int64_t begin, int64_t end) { cpu::row_gradients(params, begin, end); });
-}
-
-const void* data_or_null(const Tensor& tensor) { return tensor.defined() ? tensor.const_data_ptr() : nullptr; }
 
 }  // namespace
 
 // --- the operators --------------------------------------------------------------------------------------------------
 
-namespace {
+JocorLossResult jocor_loss(const Tensor& logits1, const Tensor& logits2, const Tensor& target,
+                           std::optional<int64_t> ignore_index, double co_lambda, std::optional<double> forget_rate,
+                           std::optional<c10::SymInt> num_keep, const std::optional<Tensor>& num_keep_tensor,
+                           bool only_differing) {
+  const CheckedPair checked = check_pair(logits1, logits2, target, ignore_index, {co_lambda});
+  SelectionParams selection{};
+  check_keep({forget_rate, std::nullopt, as_int(num_keep), num_keep_tensor}, target, selection);
 
-// The mean loss of the rows that a selection takes by their losses: `selection` holds how many, and among which.
-JocorLossResult selected_mean_loss(const CheckedPair& checked, SelectionParams selection) {
-  const Tensor& target = checked.target;
   const int64_t rows = checked.pair.rows;
-  const auto real = checked.logits1.options().dtype(real_type(checked.logits1));
-  const auto count = target.options().dtype(at::kLong);
-  Tensor loss = at::empty({}, real);
-  Tensor per_sample = at::empty({rows}, real);
-  Tensor statistics = at::empty({rows, 4}, real);
+  const auto real = logits1.options().dtype(real_type(logits1)), count = target.options().dtype(at::kLong);
+  Tensor loss = at::empty({}, real), per_sample = at::empty({rows}, real), statistics = at::empty({rows, 4}, real);
   Tensor selected = at::empty({rows}, target.options().dtype(at::kBool));
-  Tensor num_selected = at::empty({}, count);
-  Tensor num_nonfinite = at::empty({}, count);
+  Tensor num_selected = at::empty({}, count), num_nonfinite = at::empty({}, count);
 
   RowParams row_params{};
   row_params.pair = checked.pair;
   row_params.per_sample = per_sample.mutable_data_ptr();
   row_params.statistics = statistics.mutable_data_ptr();
   row_params.row_state = static_cast<uint8_t*>(selected.mutable_data_ptr());  // the selection reads, then replaces it
-  row_params.compare_predictions = selection.disagreement != Disagreement::ignored;
+  row_params.compare_predictions = only_differing;
 
   selection.is_double = per_sample.scalar_type() == at::kDouble;
   selection.rows = rows;
   selection.losses = row_params.per_sample;
   selection.row_state = row_params.row_state;
+  selection.disagreement = only_differing ? Disagreement::required : Disagreement::ignored;
   selection.selected = row_params.row_state;
   selection.num_selected = num_selected.mutable_data_ptr<int64_t>();
   selection.num_nonfinite = num_nonfinite.mutable_data_ptr<int64_t>();
   selection.mean_of = row_params.per_sample;
   selection.mean = loss.mutable_data_ptr();
   if (rows == 0) {  // nothing is launched
-    loss.zero_();
-    num_selected.zero_();
-    num_nonfinite.zero_();
+    for (Tensor* number : {&loss, &num_selected, &num_nonfinite}) number->zero_();
   } else {
-    run_rows_and_selection(row_params, selection, target);
+    on_device_of(target, [&](const auto& steps) { steps.row_losses_and_selection(row_params, selection); });
   }
   return {loss, per_sample, selected, num_selected, num_nonfinite, statistics};
-}
-
-}  // namespace
-
-JocorLossResult jocor_loss(const Tensor& logits1, const Tensor& logits2, const Tensor& target, double co_lambda,
-                           std::optional<double> forget_rate, std::optional<int64_t> num_keep,
-                           const std::optional<Tensor>& num_keep_tensor, std::optional<int64_t> ignore_index) {
-  const CheckedPair checked = check_pair(logits1, logits2, target, co_lambda, ignore_index);
-  SelectionParams selection{};
-  check_keep({forget_rate, std::nullopt, num_keep, num_keep_tensor}, target, selection);
-  return selected_mean_loss(checked, selection);
-}
-
-// Both networks train on the same rows, so that the mean of CE1 and that of CE2 add up to the mean of the joint loss at
-// lambda = 0.
-JocorLossResult decoupling_loss(const Tensor& logits1, const Tensor& logits2, const Tensor& target,
-                                std::optional<int64_t> ignore_index) {
-  const CheckedPair checked = check_pair(logits1, logits2, target, /*co_lambda=*/0.0, ignore_index);
-  SelectionParams selection{};
-  selection.num_keep = std::numeric_limits<int64_t>::max();
-  selection.disagreement = Disagreement::required;
-  return selected_mean_loss(checked, selection);
 }
 
 // Two selections on one row kernel: each network ranks by its own cross-entropy, and the loss of each is averaged over
 // the rows that the other chose. Rows whose joint loss at lambda = 0, CE1 + CE2, is not finite are chosen by neither.
 CoteachingLossResult coteaching_loss(const Tensor& logits1, const Tensor& logits2, const Tensor& target,
-                                     std::optional<double> forget_rate, const std::optional<Tensor>& forget_rate_tensor,
-                                     std::optional<int64_t> num_keep, const std::optional<Tensor>& num_keep_tensor,
-                                     bool round_down, bool disagreement, std::optional<int64_t> ignore_index) {
-  const CheckedPair checked = check_pair(logits1, logits2, target, /*co_lambda=*/0.0, ignore_index);
+                                     std::optional<int64_t> ignore_index, std::optional<double> forget_rate,
+                                     const std::optional<Tensor>& forget_rate_tensor,
+                                     std::optional<c10::SymInt> num_keep, const std::optional<Tensor>& num_keep_tensor,
+                                     bool round_down, bool disagreement) {
+  const CheckedPair checked = check_pair(logits1, logits2, target, ignore_index, {/*co_lambda=*/0.0});
   SelectionParams first{};
-  check_keep({forget_rate, forget_rate_tensor, num_keep, num_keep_tensor}, target, first);
+  check_keep({forget_rate, forget_rate_tensor, as_int(num_keep), num_keep_tensor}, target, first);
 
   const int64_t rows = checked.pair.rows;
   const auto real = logits1.options().dtype(real_type(logits1));
@@ -200,64 +120,38 @@ CoteachingLossResult coteaching_loss(const Tensor& logits1, const Tensor& logits
   if (rows == 0) {  // nothing is launched
     for (Tensor* number : {&loss, &num_selected1, &num_selected2, &num_nonfinite}) number->zero_();
   } else {
-    run_rows_and_selection(row_params, first, target);
-    run_selection(second, target);
+    on_device_of(target, [&](const auto& steps) {
+      steps.row_losses_and_selection(row_params, first);
+      steps.select_small_loss(second);
+    });
   }
   return {loss,          per_sample1,   per_sample2,   selected1, selected2,
           num_selected1, num_selected2, num_nonfinite, statistics};
 }
 
-std::tuple<Tensor, Tensor> joint_loss(const Tensor& logits1, const Tensor& logits2, const Tensor& target,
-                                      double co_lambda, std::optional<int64_t> ignore_index) {
-  const CheckedPair checked = check_pair(logits1, logits2, target, co_lambda, ignore_index);
+JointLossResult joint_loss(const Tensor& logits1, const Tensor& logits2, const Tensor& target,
+                           std::optional<int64_t> ignore_index, double co_lambda) {
+  const CheckedPair checked = check_pair(logits1, logits2, target, ignore_index, {co_lambda});
   const auto real = logits1.options().dtype(real_type(logits1));
-  Tensor per_sample = at::empty({checked.pair.rows}, real);
-  Tensor statistics = at::empty({checked.pair.rows, 4}, real);
+  Tensor per_sample = at::empty({checked.pair.rows}, real), statistics = at::empty({checked.pair.rows, 4}, real);
   RowParams params{};
   params.pair = checked.pair;
   params.per_sample = per_sample.mutable_data_ptr();
   params.statistics = statistics.mutable_data_ptr();
-  if (checked.pair.rows > 0) run_rows(params, target);
+  if (checked.pair.rows > 0) on_device_of(target, [&](const auto& steps) { steps.row_losses(params); });
   return {per_sample, statistics};
 }
 
-Tensor select_small_loss(const Tensor& losses, std::optional<int64_t> num_keep,
-                         const std::optional<Tensor>& num_keep_tensor, const std::optional<Tensor>& eligible) {
-  logit_type(losses, "losses");
-  TORCH_CHECK_VALUE(losses.dim() == 1, "losses has shape ", losses.sizes(), "; [batch] is accepted");
-  Tensor ranked = losses.to(real_type(losses)).contiguous();  // widening a half type keeps the order and the ties
-  Tensor mask;
-  if (eligible.has_value()) {
-    TORCH_CHECK_TYPE(eligible->scalar_type() == at::kBool, "eligible has dtype ", eligible->scalar_type(),
-                     "; bool is accepted");
-    TORCH_CHECK_VALUE(eligible->sizes() == losses.sizes(), "eligible has shape ", eligible->sizes(), " and losses ",
-                      losses.sizes(), "; both must have the same");
-    check_beside(*eligible, "eligible", losses, "losses");
-    mask = eligible->contiguous();
-  }
-  SelectionParams params{};
-  check_keep({std::nullopt, std::nullopt, num_keep, num_keep_tensor}, losses, params);
-  Tensor selected = at::empty({losses.size(0)}, losses.options().dtype(at::kBool));
-  params.is_double = ranked.scalar_type() == at::kDouble;
-  params.rows = losses.size(0);
-  params.losses = ranked.const_data_ptr();
-  params.row_state = mask.defined() ? static_cast<const uint8_t*>(mask.const_data_ptr()) : nullptr;
-  params.selected = static_cast<uint8_t*>(selected.mutable_data_ptr());
-  if (params.rows > 0) run_selection(params, losses);
-  return selected;
-}
-
-std::tuple<Tensor, Tensor> joint_loss_backward(
-    const Tensor& grad, const Tensor& logits1, const Tensor& logits2, const Tensor& target, const Tensor& statistics,
-    const std::optional<Tensor>& selected1, const std::optional<Tensor>& num_selected1,
-    const std::optional<Tensor>& selected2, const std::optional<Tensor>& num_selected2, double co_lambda,
-    std::optional<int64_t> ignore_index, bool needs_grad1, bool needs_grad2) {
-  const CheckedPair checked = check_pair(logits1, logits2, target, co_lambda, ignore_index);
-  TORCH_CHECK_TYPE(grad.scalar_type() == real_type(logits1) && statistics.scalar_type() == real_type(logits1),
-                   "grad and statistics have dtypes ", grad.scalar_type(), " and ", statistics.scalar_type(), "; ",
-                   real_type(logits1), " is accepted");
-  TORCH_CHECK_VALUE(grad.dim() == 0 || (grad.dim() == 1 && grad.size(0) == logits1.size(0)), "grad has shape ",
-                    grad.sizes(), "; [] or [", logits1.size(0), "] is accepted");
+std::tuple<Tensor, Tensor> joint_loss_backward(const Tensor& grad, const Tensor& logits1, const Tensor& logits2,
+                                               const Tensor& target, std::optional<int64_t> ignore_index,
+                                               double co_lambda, const Tensor& statistics,
+                                               const std::optional<Tensor>& selected1,
+                                               const std::optional<Tensor>& num_selected1,
+                                               const std::optional<Tensor>& selected2,
+                                               const std::optional<Tensor>& num_selected2, bool needs_grad1,
+                                               bool needs_grad2) {
+  const CheckedPair checked = check_pair(logits1, logits2, target, ignore_index, {co_lambda});
+  check_backward(grad, statistics, logits1);
   const Tensor saved = as_saved(statistics), chosen1 = as_saved(selected1), chosen2 = as_saved(selected2);
   const Tensor count1 = as_saved(num_selected1), count2 = as_saved(num_selected2);
   const auto wanted = [&](bool needed) {
@@ -269,57 +163,166 @@ std::tuple<Tensor, Tensor> joint_loss_backward(
   params.statistics = saved.const_data_ptr();
   params.grad_output = grad.const_data_ptr();
   params.grad_stride = grad.dim() == 0 ? 0 : grad.stride(0);
-  params.selected1 = static_cast<const uint8_t*>(data_or_null(chosen1));
-  params.selected2 = static_cast<const uint8_t*>(data_or_null(chosen2));
-  params.num_selected1 = static_cast<const int64_t*>(data_or_null(count1));
-  params.num_selected2 = static_cast<const int64_t*>(data_or_null(count2));
+  params.selected1 = data_or_null<uint8_t>(chosen1);
+  params.selected2 = data_or_null<uint8_t>(chosen2);
+  params.num_selected1 = data_or_null<int64_t>(count1);
+  params.num_selected2 = data_or_null<int64_t>(count2);
   params.grad1 = needs_grad1 ? grad1.mutable_data_ptr() : nullptr;
   params.grad2 = needs_grad2 ? grad2.mutable_data_ptr() : nullptr;
-  if (checked.pair.rows > 0 && (needs_grad1 || needs_grad2)) run_gradients(params, target);
+  if (checked.pair.rows > 0 && (needs_grad1 || needs_grad2)) {
+    on_device_of(target, [&](const auto& steps) { steps.row_gradients(params); });
+  }
   return {grad1, grad2};
 }
 
-TORCH_LIBRARY(jocor_fast, m) {
-  m.def(
-      "jocor_loss(Tensor logits1, Tensor logits2, Tensor target, float co_lambda, float? forget_rate, "
-      "SymInt? num_keep, Tensor? num_keep_tensor, int? ignore_index) -> "
-      "(Tensor loss, Tensor per_sample, Tensor selected, Tensor num_selected, Tensor num_nonfinite, Tensor statistics)",
-      {at::Tag::pt2_compliant_tag});
-  m.def(
-      "decoupling_loss(Tensor logits1, Tensor logits2, Tensor target, int? ignore_index) -> "
-      "(Tensor loss, Tensor per_sample, Tensor selected, Tensor num_selected, Tensor num_nonfinite, Tensor statistics)",
-      {at::Tag::pt2_compliant_tag});
-  m.def(
-      "coteaching_loss(Tensor logits1, Tensor logits2, Tensor target, float? forget_rate, Tensor? forget_rate_tensor, "
-      "SymInt? num_keep, Tensor? num_keep_tensor, bool round_down, bool disagreement, int? ignore_index) -> "
-      "(Tensor loss, Tensor per_sample1, Tensor per_sample2, Tensor selected1, Tensor selected2, "
-      "Tensor num_selected1, Tensor num_selected2, Tensor num_nonfinite, Tensor statistics)",
-      {at::Tag::pt2_compliant_tag});
-  m.def(
-      "joint_loss(Tensor logits1, Tensor logits2, Tensor target, float co_lambda, int? ignore_index) -> "
-      "(Tensor per_sample, Tensor statistics)",
-      {at::Tag::pt2_compliant_tag});
-  m.def("select_small_loss(Tensor losses, SymInt? num_keep, Tensor? num_keep_tensor, Tensor? eligible) -> Tensor",
-        {at::Tag::pt2_compliant_tag});
-  m.def(
-      "joint_loss_backward(Tensor grad, Tensor logits1, Tensor logits2, Tensor target, Tensor statistics, "
-      "Tensor? selected1, Tensor? num_selected1, Tensor? selected2, Tensor? num_selected2, "
-      "float co_lambda, int? ignore_index, bool needs_grad1, bool needs_grad2) -> (Tensor grad1, Tensor grad2)",
-      {at::Tag::pt2_compliant_tag});
+Tensor select_small_loss(const Tensor& losses, std::optional<c10::SymInt> num_keep,
+                         const std::optional<Tensor>& num_keep_tensor, const std::optional<Tensor>& eligible) {
+  logit_type(losses, "losses");
+  TORCH_CHECK_VALUE(losses.dim() == 1, "losses must have shape [batch], got ", losses.sizes());
+  Tensor ranked = losses.to(real_type(losses)).contiguous();  // widening a half type keeps the order and the ties
+  Tensor mask;
+  if (eligible.has_value()) {
+    TORCH_CHECK_TYPE(eligible->scalar_type() == at::kBool, "eligible must be of type bool, got ",
+                     dtype_name(*eligible));
+    TORCH_CHECK_VALUE(eligible->sizes() == losses.sizes(), "eligible must have shape ", losses.sizes(),
+                      " like losses, got ", eligible->sizes());
+    check_same_device(*eligible, "eligible", losses, "losses");
+    mask = eligible->contiguous();
+  }
+  SelectionParams params{};
+  check_keep({std::nullopt, std::nullopt, as_int(num_keep), num_keep_tensor}, losses, params);
+  Tensor selected = at::empty({losses.size(0)}, losses.options().dtype(at::kBool));
+  params.is_double = ranked.scalar_type() == at::kDouble;
+  params.rows = losses.size(0);
+  params.losses = ranked.const_data_ptr();
+  params.row_state = data_or_null<uint8_t>(mask);
+  params.selected = static_cast<uint8_t*>(selected.mutable_data_ptr());
+  if (params.rows > 0) on_device_of(losses, [&](const auto& steps) { steps.select_small_loss(params); });
+  return selected;
 }
 
-void register_operators(torch::Library& m) {
+// --- derivatives ----------------------------------------------------------------------------------------------------
+
+namespace {
+
+// What the gradient of a loss takes from its results: the rows that train each network, all where undefined.
+struct Trained {
+  Tensor loss, statistics, selected1, num_selected1, selected2, num_selected2;
+};
+
+Trained trained_by(const JocorLossResult& result) {
+  const auto& [loss, per_sample, selected, num_selected, num_nonfinite, statistics] = result;
+  return {loss, statistics, selected, num_selected, selected, num_selected};
+}
+
+Trained trained_by(const CoteachingLossResult& result) {  // each by the choice of the other
+  const auto& [loss, per_sample1, per_sample2, selected1, selected2, num_selected1, num_selected2, num_nonfinite,
+               statistics] = result;
+  return {loss, statistics, selected2, num_selected2, selected1, num_selected1};
+}
+
+Trained trained_by(const JointLossResult& result) {
+  const auto& [per_sample, statistics] = result;
+  return {per_sample, statistics, {}, {}, {}, {}};
+}
+
+// Only the loss is an output of the function, for each output costs autograd its bookkeeping, and torch's compiled
+// autograd takes none that has no derivative: the results were computed before, below autograd.
+struct PairLoss : torch::autograd::Function<PairLoss> {
+  static variable_list forward(AutogradContext* ctx, const Tensor& logits1, const Tensor& logits2, const Tensor& target,
+                               std::optional<int64_t> ignore_index, const JointLossSettings& loss,
+                               const Trained& rows) {
+    ctx->save_for_backward({logits1, logits2, target, rows.statistics, rows.selected1, rows.num_selected1,
+                            rows.selected2, rows.num_selected2});
+    ctx->saved_data["ignore_index"] = ignore_index;
+    ctx->saved_data["co_lambda"] = loss.co_lambda;
+    ctx->set_materialize_grads(false);
+    return {rows.loss};
+  }
+
+  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
+    static const auto op = operator_of(joint_loss_backward, "joint_loss_backward");
+    const bool needs1 = ctx->needs_input_grad(0), needs2 = ctx->needs_input_grad(1);
+    const auto saved = ctx->get_saved_variables();
+    variable_list gradients(6);
+    if (!grads[0].defined()) return gradients;
+    const auto rows = [&](size_t i) { return saved[i].defined() ? std::optional(saved[i]) : std::nullopt; };
+    auto [grad1, grad2] =
+        op.call(grads[0], saved[0], saved[1], saved[2], ctx->saved_data["ignore_index"].toOptional<int64_t>(),
+                ctx->saved_data["co_lambda"].toDouble(), saved[3], rows(4), rows(5), rows(6), rows(7), needs1, needs2);
+    if (needs1) gradients[0] = grad1;
+    if (needs2) gradients[1] = grad2;
+    return gradients;
+  }
+};
+
+// The joint loss of an operator whose settings begin with a lambda; that of another is of cross-entropies alone.
+template <class... Settings>
+JointLossSettings loss_of(double co_lambda, const Settings&...) {
+  return {co_lambda};
+}
+
+template <class... Settings>
+JointLossSettings loss_of(const std::optional<double>&, const Settings&...) {
+  return {/*co_lambda=*/0.0};
+}
+
+template <class Result, class... Settings>
+void differentiable(torch::Library& library, const char* name,
+                    Result (*kernel)(const Tensor&, const Tensor&, const Tensor&, std::optional<int64_t>,
+                                     Settings...)) {
+  library.impl(name,
+               [op = operator_of(kernel, name)](const Tensor& logits1, const Tensor& logits2, const Tensor& target,
+                                                std::optional<int64_t> ignore_index, Settings... settings) -> Result {
+                 check_one_device(op, logits1, logits2, target, ignore_index, settings...);
+                 Result result = call_below_autograd(op, logits1, logits2, target, ignore_index, settings...);
+                 if (needs_derivative(logits1) || needs_derivative(logits2)) {
+                   std::get<0>(result) = PairLoss::apply(logits1, logits2, target, ignore_index, loss_of(settings...),
+                                                         trained_by(result))[0];
+                 }
+                 return result;
+               });
+}
+
+void register_kernels(torch::Library& m) {
   m.impl("jocor_loss", &jocor_loss);
-  m.impl("decoupling_loss", &decoupling_loss);
   m.impl("coteaching_loss", &coteaching_loss);
   m.impl("joint_loss", &joint_loss);
-  m.impl("select_small_loss", &select_small_loss);
   m.impl("joint_loss_backward", &joint_loss_backward);
+  m.impl("select_small_loss", &select_small_loss);
 }
 
-TORCH_LIBRARY_IMPL(jocor_fast, CPU, m) { register_operators(m); }
+}  // namespace
+
+TORCH_LIBRARY(jocor_fast, m) {
+  const auto def = [&](const char* schema) { m.def(schema, {at::Tag::pt2_compliant_tag}); };
+  def("jocor_loss(Tensor logits1, Tensor logits2, Tensor target, int? ignore_index, float co_lambda, "
+      "float? forget_rate, SymInt? num_keep, Tensor? num_keep_tensor, bool only_differing) -> "
+      "(Tensor loss, Tensor per_sample, Tensor selected, Tensor num_selected, Tensor num_nonfinite, Tensor "
+      "statistics)");
+  def("coteaching_loss(Tensor logits1, Tensor logits2, Tensor target, int? ignore_index, float? forget_rate, "
+      "Tensor? forget_rate_tensor, SymInt? num_keep, Tensor? num_keep_tensor, bool round_down, bool disagreement) -> "
+      "(Tensor loss, Tensor per_sample1, Tensor per_sample2, Tensor selected1, Tensor selected2, "
+      "Tensor num_selected1, Tensor num_selected2, Tensor num_nonfinite, Tensor statistics)");
+  def("joint_loss(Tensor logits1, Tensor logits2, Tensor target, int? ignore_index, float co_lambda) -> "
+      "(Tensor per_sample, Tensor statistics)");
+  def("joint_loss_backward(Tensor grad, Tensor logits1, Tensor logits2, Tensor target, int? ignore_index, "
+      "float co_lambda, Tensor statistics, Tensor? selected1, Tensor? num_selected1, Tensor? selected2, "
+      "Tensor? num_selected2, bool needs_grad1, bool needs_grad2) -> (Tensor grad1, Tensor grad2)");
+  def("select_small_loss(Tensor losses, SymInt? num_keep, Tensor? num_keep_tensor, Tensor? eligible) -> Tensor");
+}
+
+TORCH_LIBRARY_IMPL(jocor_fast, CPU, m) { register_kernels(m); }
 #ifdef JOCOR_FAST_CUDA
-TORCH_LIBRARY_IMPL(jocor_fast, CUDA, m) { register_operators(m); }
+TORCH_LIBRARY_IMPL(jocor_fast, CUDA, m) { register_kernels(m); }
 #endif
+
+TORCH_LIBRARY_IMPL(jocor_fast, Autograd, m) {
+  differentiable(m, "jocor_loss", &jocor_loss);
+  differentiable(m, "coteaching_loss", &coteaching_loss);
+  differentiable(m, "joint_loss", &joint_loss);
+  differentiable_once(m, "joint_loss_backward", &joint_loss_backward);
+  not_differentiable(m, "select_small_loss", &select_small_loss);
+}
 
 }  // namespace jocor_fast

@@ -83,9 +83,8 @@ class RankedRows {
   JF_INLINE bool all_are_eligible() const { return row_state_ == nullptr; }
 
   // The keys of some rows, kNoCandidate for one that cannot be chosen or does not exist; returns how many are eligible,
-  // and 0 where all are. Each array is read for all of them before the first number is looked at: on a GPU all loads
-  // are under way together. A row is ruled out by a NaN for its loss, for truth values fill what few predicates a GPU
-  // has.
+  // and 0 where all are. Each array is read for all of them before the first number is used: on a GPU all loads are in
+  // flight together. A row is excluded by a NaN for its loss, for truth values fill the few predicates that a GPU has.
   template <int count>
   JF_INLINE int load(const SteppedRows& rows, Bits (&keys)[count]) const {
     const Real nan = NAN;

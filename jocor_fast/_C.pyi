@@ -1,39 +1,12 @@
 """The compiled module (csrc/module.cpp), for type checkers."""
 
+from typing import Any
+
 from torch import Tensor
 
 has_cuda: bool
+operators: Any  # a function for each operator of torch.ops.jocor_fast that has no "backward" in its name
 
-def jocor_loss(
-    logits1: Tensor,
-    logits2: Tensor,
-    target: Tensor,
-    co_lambda: float,
-    forget_rate: float | None,
-    num_keep: int | None,
-    num_keep_tensor: Tensor | None,
-    ignore_index: int | None,
-    /,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]: ...
-def decoupling_loss(
-    logits1: Tensor, logits2: Tensor, target: Tensor, ignore_index: int | None, /
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]: ...
-def coteaching_loss(
-    logits1: Tensor,
-    logits2: Tensor,
-    target: Tensor,
-    forget_rate: float | None,
-    forget_rate_tensor: Tensor | None,
-    num_keep: int | None,
-    num_keep_tensor: Tensor | None,
-    round_down: bool,
-    disagreement: bool,
-    ignore_index: int | None,
-    /,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]: ...
-def forward_corrected_loss(
-    logits: Tensor, target: Tensor, log_transition_t: Tensor, mean: bool, /
-) -> tuple[Tensor, Tensor, Tensor]: ...
 def joint_loss_forward(
     logits1: Tensor, logits2: Tensor, target: Tensor, co_lambda: float, ignore_index: int | None = None
 ) -> tuple[Tensor, Tensor]: ...

@@ -1,9 +1,11 @@
-"""Loads the compiled kernels, and tells torch.compile what shapes the operators return."""
+"""Load the compiled kernels, and tell torch.compile what shapes the operators return."""
 
 from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +13,14 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from jocor_fast.arguments import check_dense
+from jocor_fast.arguments import check_tensor
 
 _BUILD_FILE = Path(__file__).with_name("_build.json")
 _REBUILD = "rebuild it with `pip install --no-build-isolation --force-reinstall --no-deps .` in its source folder"
 
 
 def _read_build() -> dict[str, Any]:
-    """What the build wrote down about itself; ImportError where there is none, or another torch is running it."""
+    """Return what the build recorded of itself; raise ImportError if there is none, or for another torch."""
     try:
         build: dict[str, Any] = json.loads(_BUILD_FILE.read_text())
     except FileNotFoundError:
@@ -51,11 +53,9 @@ try:
 except ImportError as error:
     raise ImportError(f"jocor_fast's compiled part cannot be loaded ({error}): {_REBUILD}") from error
 
-operators = torch.ops.jocor_fast
-
 
 def build_info() -> dict[str, Any]:
-    """What this build is: a dict for bug reports and result files.
+    """Return what this build is: a dict for bug reports and result files.
 
     Keys: version, torch (compiled against), compiler, cuda (toolkit's release, or None), cuda_architectures (list of
     str), cpu_instruction_sets (list of str: those compiled in, the one in use first), reason (why there is no CUDA, or
@@ -70,37 +70,27 @@ def build_info() -> dict[str, Any]:
     }
 
 
-def check_device(tensor: Tensor) -> None:
-    """RuntimeError where this build has no kernels for the tensor's device."""
-    kind = tensor.device.type
-    if kind == "cpu" or kind == "meta" or (kind == "cuda" and _C.has_cuda):
-        return
-    if kind == "cuda":
-        raise RuntimeError(
-            f"this build of jocor_fast has no CUDA kernels ({_BUILD['reason']}): {_REBUILD}, with a CUDA build of "
-            "torch and a CUDA toolkit of the same major version"
-        )
-    raise RuntimeError(f"jocor_fast has kernels for cpu and cuda tensors, not for {kind}")
+def operator(name: str) -> Callable[..., Any]:
+    """Return an operator of torch.ops.jocor_fast as a function of its positional arguments.
 
-
-def call(operator: Any, short_way: Any, *arguments: Any) -> Any:
-    """The operator, or the same operator by a shorter way that torch.compile cannot follow.
-
-    What no kernel is for is found where the operator fails, not before each call; torch's own words for it name no
-    argument.
-
-    Raises:
-        TypeError: a tensor is not dense.
-        RuntimeError: a transform of torch.func wants a derivative; whatever else the operator says.
+    It calls the operator past its Python front, which torch.compile cannot follow: while that traces, the function goes
+    through torch.ops. Errors of the arguments' kind are found where the operator fails, not before each call; torch's
+    own words for them name no argument. The function raises:
+        TypeError: an argument is not a tensor, or one that is not dense.
+        RuntimeError: this build has no kernels for the tensors' device; a transform of torch.func wants a derivative;
+            whatever else the operator says.
     """
+    return partial(_call, getattr(torch.ops.jocor_fast, name).default, getattr(_C.operators, name))
+
+
+def _call(traced: Any, eager: Any, *arguments: Any) -> Any:
     if is_compiling():
-        return operator(*arguments)
+        return traced(*arguments)
     try:
-        return short_way(*arguments)
-    except RuntimeError as error:
-        for parameter, value in zip(operator._schema.arguments, arguments, strict=True):
-            if isinstance(value, Tensor):
-                check_dense(parameter.name, value)
+        return eager(*arguments)
+    except (RuntimeError, TypeError) as error:
+        for parameter, value in zip(traced._schema.arguments, arguments, strict=True):
+            _check_argument(parameter, value)
         if "functorch" in str(error):
             raise RuntimeError(
                 "the loss cannot be differentiated by the transforms of torch.func (grad, vjp, jvp …): backward() and "
@@ -109,12 +99,31 @@ def call(operator: Any, short_way: Any, *arguments: Any) -> Any:
         raise
 
 
+def _check_argument(parameter: torch.Argument, value: Any) -> None:
+    """Raise the error of a value that no operator takes for this parameter of its schema."""
+    if isinstance(parameter.type, torch.TensorType) or (
+        value is not None and str(parameter.type) == "Optional[Tensor]"
+    ):
+        check_tensor(parameter.name, value)
+        _check_device(value.device.type)
+
+
+def _check_device(kind: str) -> None:
+    if kind == "cuda" and not _C.has_cuda:
+        raise RuntimeError(
+            f"this build of jocor_fast has no CUDA kernels ({_BUILD['reason']}): {_REBUILD}, with a CUDA build of "
+            "torch and a CUDA toolkit of the same major version"
+        )
+    if kind not in ("cpu", "cuda", "meta"):
+        raise RuntimeError(f"jocor_fast has kernels for cpu and cuda tensors, not for {kind}")
+
+
 def _real(logits: Tensor) -> torch.dtype:
     return torch.float64 if logits.dtype == torch.float64 else torch.float32
 
 
 def _loss_and_rows(logits: Tensor, *, choices: int) -> tuple[Tensor, ...]:
-    """The loss, the rows' losses and masks of each choice, their counts and that of the non-finite; statistics."""
+    """Return the loss, the rows' losses and masks of each choice, their counts and the non-finite's; statistics."""
     rows, real = logits.shape[0], _real(logits)
     return (
         logits.new_empty((), dtype=real),
@@ -125,7 +134,6 @@ def _loss_and_rows(logits: Tensor, *, choices: int) -> tuple[Tensor, ...]:
     )
 
 
-@torch.library.register_fake("jocor_fast::decoupling_loss")
 @torch.library.register_fake("jocor_fast::jocor_loss")
 def _(logits1: Tensor, *rest: Any) -> tuple[Tensor, ...]:
     return _loss_and_rows(logits1, choices=1)

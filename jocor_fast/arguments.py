@@ -1,10 +1,10 @@
 """Checks of the arguments that are plain numbers, shared by the compiled functions and the reference.
 
 Each check returns the value to compute with (a Python float or int), raises TypeError for a wrong type and ValueError
-for a wrong value, and lets the usual call through after one type test: the whole loss takes about 30 µs on a small
-batch, and these stand in its way. Tensors are checked where they are read: in csrc/ops.cpp and in reference.py.
+for a wrong value, and passes the usual value after one type test: the whole loss takes about 30 µs on a small batch.
+Tensors are checked where they are read, in csrc/arguments.h and in reference.py, with the same messages.
 
-Where a float is said an int is accepted, where an int is said a NumPy integer; a bool is neither.
+A float parameter accepts an int, an int parameter a NumPy integer; neither accepts a bool.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from torch import Tensor
 
 from jocor_fast.errors import ArgumentTypeError, ArgumentValueError
 
-ROW_SUM_TOLERANCE = 1e-5  # of the rows of a transition matrix, which may be rounded to float32
+_ROW_SUM_TOLERANCE = 1e-5  # of the rows of a transition matrix, which may be rounded to float32
 _INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
 
 
 def check_co_lambda(co_lambda: float) -> float:
-    """λ, the weight of the agreement between the networks: a float in [0, 1]."""
+    """Return λ, the weight of the agreement between the networks: a float in [0, 1]."""
     if type(co_lambda) is float and 0.0 <= co_lambda <= 1.0:
         return co_lambda
     value = as_real("co_lambda", co_lambda)
@@ -35,7 +35,7 @@ def check_co_lambda(co_lambda: float) -> float:
 
 
 def check_forget_rate(forget_rate: float) -> float:
-    """τ, the share of the rows that is left out: a float in [0, 1)."""
+    """Return τ, the share of the rows to drop: a float in [0, 1)."""
     if type(forget_rate) is float and 0.0 <= forget_rate < 1.0:
         return forget_rate
     value = as_real("forget_rate", forget_rate)
@@ -45,10 +45,11 @@ def check_forget_rate(forget_rate: float) -> float:
 
 
 def check_num_keep(num_keep: int | Tensor, rows: Tensor) -> int | Tensor:
-    """k, the number of rows to keep: an int >= 1 (0 is right for an empty batch), or a 0-d int64 tensor beside `rows`.
+    """Return k, the number of rows to keep: an int >= 1, >= 0 for an empty batch, or a 0-d int64 tensor.
 
-    `rows` is the tensor whose first dimension is the batch. The value of a tensor is not read here: that would make the
-    host wait for the device.
+    Args:
+        num_keep: the number, or a tensor on the device of `rows`; its value is not read, for the host would wait.
+        rows: the tensor whose first dimension is the batch.
     """
     if type(num_keep) is int and 1 <= num_keep <= _INT64_MAX:
         return num_keep
@@ -56,13 +57,15 @@ def check_num_keep(num_keep: int | Tensor, rows: Tensor) -> int | Tensor:
         return _check_scalar("num_keep", "an int or a 0-d int64 tensor", num_keep, torch.int64, rows)
     value = as_integer("num_keep", num_keep)
     empty = isinstance(rows, Tensor) and rows.dim() > 0 and rows.shape[0] == 0
-    if not (0 if empty else 1) <= value <= _INT64_MAX:
-        raise ArgumentValueError("num_keep", f"must be at least 1 and fit in 64 bits, got {num_keep!r}")
-    return value
+    if value < (0 if empty else 1):
+        raise ArgumentValueError("num_keep", f"must be at least 1, got {value}")
+    return _in_64_bits("num_keep", value)
 
 
-def check_dense(name: str, tensor: Tensor) -> None:
-    """TypeError for a tensor whose numbers do not lie in memory by strides."""
+def check_tensor(name: str, tensor: Any) -> None:
+    """Raise TypeError unless the value is a tensor whose numbers lie in memory by strides."""
+    if not isinstance(tensor, Tensor):
+        raise ArgumentTypeError(name, f"must be a tensor, got {type(tensor).__name__}")
     kind = "nested" if tensor.is_nested else "quantized" if tensor.is_quantized else None
     if kind is None and tensor.layout != torch.strided:
         kind = str(tensor.layout).removeprefix("torch.").strip("_")
@@ -71,26 +74,30 @@ def check_dense(name: str, tensor: Tensor) -> None:
 
 
 def check_readable(name: str, tensor: Tensor) -> None:
-    """TypeError for a tensor that is not dense, or has a shape alone (on the device "meta")."""
-    check_dense(name, tensor)
+    """Raise TypeError for a tensor that is not dense, or has a shape alone (on the device "meta")."""
+    check_tensor(name, tensor)
     if tensor.is_meta:
         raise ArgumentTypeError(name, "must hold numbers, got a tensor on the device 'meta'")
 
 
+def dtype_name(tensor: Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
 def _check_scalar(name: str, expected: str, tensor: Tensor, dtype: torch.dtype, rows: Tensor) -> Tensor:
     if tensor.dtype != dtype:
-        raise ArgumentTypeError(name, f"must be {expected}, got a tensor of {tensor.dtype}")
+        raise ArgumentTypeError(name, f"must be {expected}, got a tensor of {dtype_name(tensor)}")
     if tensor.dim() != 0:
-        raise ArgumentValueError(name, f"must be {expected}, got shape {tuple(tensor.shape)}")
+        raise ArgumentValueError(name, f"must be {expected}, got shape {list(tensor.shape)}")
     if isinstance(rows, Tensor) and tensor.device != rows.device:
-        raise ArgumentValueError(name, f"must lie on {rows.device} like the rows, got a tensor on {tensor.device}")
+        raise ArgumentValueError(name, f"must be on {rows.device} like the rows, got {tensor.device}")
     return tensor
 
 
 def check_keep_arguments(
     forget_rate: float | None, num_keep: int | Tensor | None, rows: Tensor
 ) -> tuple[float | None, int | Tensor | None]:
-    """Exactly one of forget_rate and num_keep, checked; the other stays None."""
+    """Return forget_rate and num_keep, of which exactly one must be given, checked; the other is None."""
     if num_keep is None and forget_rate is not None:
         return check_forget_rate(forget_rate), None
     if num_keep is not None and forget_rate is None:
@@ -103,7 +110,7 @@ def check_keep_arguments(
 def check_keep_arguments_or_tensors(
     forget_rate: float | Tensor | None, num_keep: int | Tensor | None, rows: Tensor
 ) -> tuple[float | Tensor | None, int | Tensor | None]:
-    """The same where the forget rate may also be a 0-d float64 tensor beside `rows`, whose value is not read here."""
+    """Check the same where the forget rate may also be a 0-d float64 tensor, whose value is not read."""
     if not isinstance(forget_rate, Tensor):
         return check_keep_arguments(forget_rate, num_keep, rows)
     if num_keep is not None:
@@ -112,32 +119,26 @@ def check_keep_arguments_or_tensors(
 
 
 def check_ignore_index(ignore_index: int | None) -> int | None:
-    """The label whose rows take no part: an int that fits in 64 bits, or None."""
+    """Return the label of the rows to ignore: an int that fits in 64 bits, or None."""
     if ignore_index is None:
         return None
     if type(ignore_index) is int and _INT64_MIN <= ignore_index <= _INT64_MAX:
         return ignore_index
-    value = as_integer("ignore_index", ignore_index)
-    if not _INT64_MIN <= value <= _INT64_MAX:
-        raise ArgumentValueError("ignore_index", f"must fit in 64 bits, got {ignore_index!r}")
-    return value
+    return _in_64_bits("ignore_index", as_integer("ignore_index", ignore_index))
 
 
 def check_batch_size(batch_size: int) -> int:
-    """The number of rows of a batch: an int >= 0."""
-    value = batch_size if type(batch_size) is int else as_integer("batch_size", batch_size)
-    if not 0 <= value <= _INT64_MAX:
-        raise ArgumentValueError("batch_size", f"must not be negative, and fit in 64 bits, got {batch_size!r}")
-    return value
+    """Return the number of rows of a batch: an int >= 0."""
+    return _in_64_bits("batch_size", at_least("batch_size", batch_size, 0))
 
 
 def check_rounding(rounding: str) -> str:
-    """How R·n becomes a whole number of rows: "ceil" (the paper) or "floor" (the published code)."""
+    """Return how R·n becomes a whole number of rows: "ceil" (the paper) or "floor" (the published code)."""
     return rounding if rounding in ("ceil", "floor") else check_choice("rounding", rounding, ("ceil", "floor"))
 
 
 def check_choice(name: str, value: Any, accepted: Collection[str]) -> str:
-    """One of the strings that are accepted."""
+    """Return one of the accepted strings."""
     if not isinstance(value, str):
         raise ArgumentTypeError(name, f"must be a str, got {type(value).__name__}")
     if value not in accepted:
@@ -146,7 +147,7 @@ def check_choice(name: str, value: Any, accepted: Collection[str]) -> str:
 
 
 def check_switch(name: str, value: Any) -> bool:
-    """A bool, Python's or NumPy's, and nothing that merely counts as one."""
+    """Return a bool from Python's or NumPy's, and from no other type."""
     if type(value) is bool:
         return value
     if not isinstance(value, np.bool_):
@@ -155,7 +156,7 @@ def check_switch(name: str, value: Any) -> bool:
 
 
 def as_real(name: str, value: Any) -> float:
-    """The number as a float, infinite where it is beyond the largest one; TypeError for what is not a real number."""
+    """Return the number as a float, infinite beyond the largest one; raise TypeError unless it is a real number."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise ArgumentTypeError(name, f"must be a float, got {type(value).__name__}")
     try:
@@ -166,26 +167,32 @@ def as_real(name: str, value: Any) -> float:
 
 
 def as_integer(name: str, value: Any) -> int:
-    """The number as a Python int; TypeError for what is not a whole-number type."""
+    """Return the number as a Python int; raise TypeError unless its type is of whole numbers."""
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
         raise ArgumentTypeError(name, f"must be an int, got {type(value).__name__}")
     return int(value)
 
 
 def check_distributions(name: str, matrix: Tensor) -> None:
-    """ValueError where a row of a float64 matrix on the CPU is not a distribution."""
+    """Raise ValueError unless every row of a float64 matrix on the CPU is a distribution."""
     least = matrix.min().item()
     if not least >= 0:  # NaN fails the comparison
         raise ArgumentValueError(name, f"must have entries of at least 0, got {least:g}")
     sums = matrix.sum(1)
     worst = int((sums - 1).abs().argmax().item())
-    if not abs(sums[worst].item() - 1) <= ROW_SUM_TOLERANCE:
+    if not abs(sums[worst].item() - 1) <= _ROW_SUM_TOLERANCE:
         raise ArgumentValueError(name, f"must have rows that sum to 1, got {sums[worst].item():.6g} in row {worst}")
 
 
 def at_least(name: str, value: Any, least: int, where: str = "") -> int:
-    """The number as a Python int; ValueError where it is less, `where` being when that holds."""
+    """Return the number as a Python int; raise ValueError if it is less, `where` being when that holds."""
     whole = as_integer(name, value)
     if whole < least:
         raise ArgumentValueError(name, f"must be at least {least}{where}, got {whole}")
     return whole
+
+
+def _in_64_bits(name: str, value: int) -> int:
+    if not _INT64_MIN <= value <= _INT64_MAX:
+        raise ArgumentValueError(name, f"must fit in 64 bits, got {value}")
+    return value

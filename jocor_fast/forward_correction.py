@@ -1,8 +1,7 @@
 """Forward correction: the loss of labels that a transition matrix has flipped (Patrini et al., CVPR 2017).
 
 With p = softmax(z) and T[i, j] = P(noisy j | clean i), the network's prediction of the *noisy* label is p·T, and its
-cross-entropy -log((p·T)[y]) is smallest where p is the clean distribution. How the matrix is estimated stands in
-transition_estimate.py.
+cross-entropy -log((p·T)[y]) is smallest where p is the clean distribution.
 """
 
 from __future__ import annotations
@@ -11,17 +10,17 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.compiler import is_compiling
 
-from jocor_fast._extension import _C, call, operators
-from jocor_fast.arguments import check_dense, check_distributions
+from jocor_fast._extension import operator
+from jocor_fast.arguments import check_distributions, check_tensor, dtype_name
 
-_loss = operators.forward_corrected_loss.default
+_loss = operator("forward_corrected_loss")
 
 
 def forward_corrected_loss(logits: Tensor, target: Tensor, transition: Any, *, reduction: str = "mean") -> Tensor:
-    """-log((p·T)[y]), the cross-entropy of the noisy label, by log-sum-exp.
+    """Return -log((p·T)[y]), the cross-entropy of the noisy label, by log-sum-exp.
 
     >>> import torch
     >>> import jocor_fast as jf
@@ -44,69 +43,60 @@ def forward_corrected_loss(logits: Tensor, target: Tensor, transition: Any, *, r
         TypeError: a wrong type or dtype.
         RuntimeError: differentiating twice.
         ValueError: a wrong shape, device or value; on the CPU also a label outside [0, C), an entry of T under 0, or a
-            row of T that does not sum to 1 within 1e-5. On CUDA, where looking would mean waiting, such a label's loss
-            is NaN, and the matrix is taken as it is.
+            row of T that does not sum to 1 within 1e-5. On CUDA, where a check would wait for the device, such a
+            label's loss is NaN, and the matrix is taken as it is.
     """
-    matrix = check_corrected_arguments(logits, target, transition, reduction)
-    return corrected_loss(logits, target, log_transposed(matrix, logits.dtype), mean=reduction == "mean")[0]
+    mean = check_reduction(reduction) == "mean"
+    matrix = check_transition(transition, logits)
+    return corrected_loss(logits, target, log_transposed(matrix, logits.dtype), mean=mean)[0]
 
 
 def log_transposed(transition: Tensor, dtype: torch.dtype) -> Tensor:
-    """log Tᵀ as `corrected_loss` takes it, for logits of a dtype."""
+    """Return log Tᵀ as `corrected_loss` takes it, for logits of a dtype."""
     return transition.double().log().t().to(torch.promote_types(dtype, torch.float32)).contiguous()
 
 
 def corrected_loss(
     logits: Tensor, target: Tensor, log_transition_t: Tensor, *, mean: bool = True
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The mean loss, differentiable; the loss of each row, [B]; how many of those are not finite.
+    """Return the mean loss, differentiable; the loss of each row, [B]; how many of those are not finite.
 
     Without `mean` the first is the loss of each row, and the second is empty. The values of the matrix are not checked.
     """
-    loss, per_sample, num_nonfinite = call(_loss, _C.forward_corrected_loss, logits, target, log_transition_t, mean)[:3]
+    loss, per_sample, num_nonfinite = _loss(logits, target, log_transition_t, mean)[:3]
     return loss, per_sample, num_nonfinite
 
 
-def check_corrected_arguments(logits: Tensor, target: Tensor, transition: Any, reduction: str) -> Tensor:
-    """The transition matrix as a tensor beside the logits; TypeError or ValueError that names the argument."""
-    if reduction not in ("mean", "none"):
-        error = ValueError if isinstance(reduction, str) else TypeError
-        raise error(f"reduction must be 'mean' or 'none', got {reduction!r}")
-    for name, tensor in (("logits", logits), ("target", target)):
-        if not isinstance(tensor, Tensor):
-            raise TypeError(f"{name} must be a tensor, got {type(tensor).__name__}")
-        check_dense(name, tensor)
-    if not logits.is_floating_point():
-        raise TypeError(f"logits must be of a floating-point type, got {logits.dtype}")
-    if target.is_floating_point() or target.is_complex() or target.dtype == torch.bool:
-        raise TypeError(f"target must be of an integer type, got {target.dtype}")
-    if logits.dim() != 2 or logits.shape[1] == 0:
-        raise ValueError(f"logits must be [batch, classes] with at least one class, got shape {tuple(logits.shape)}")
-    if target.shape != logits.shape[:1]:
-        raise ValueError(f"target must have a label for each row of logits, got shape {tuple(target.shape)}")
-    if target.device != logits.device:
-        raise ValueError(f"target must be on {logits.device} like logits, got {target.device}")
-    return _check_transition(transition, logits)
+def check_reduction(reduction: str) -> str:
+    """Return "mean" or "none"."""
+    if reduction in ("mean", "none"):
+        return reduction
+    error = ValueError if isinstance(reduction, str) else TypeError
+    raise error(f"reduction must be 'mean' or 'none', got {reduction!r}")
 
 
-def _check_transition(transition: Any, logits: Tensor) -> Tensor:
-    matrix = transition if isinstance(transition, Tensor) else torch.from_numpy(_float_array(transition))
-    if not matrix.is_floating_point():
-        raise TypeError(f"transition must be of a floating-point type, got {matrix.dtype}")
-    classes = logits.shape[1]
-    if matrix.shape != (classes, classes):
-        raise ValueError(f"transition must be of shape ({classes}, {classes}), got {tuple(matrix.shape)}")
+def check_transition(transition: Any, logits: Tensor) -> Tensor:
+    """Return the transition matrix, an array or a tensor, as a tensor on the device of the logits."""
+    check_tensor("logits", logits)
+    if not isinstance(transition, Tensor):
+        transition = _float_tensor(transition)
+    elif transition.device != logits.device:
+        raise ValueError(f"transition must be on {logits.device} like logits, got {transition.device}")
+    check_tensor("transition", transition)
+    if not transition.is_floating_point():
+        raise TypeError(f"transition must be of a floating-point type, got {dtype_name(transition)}")
+    matrix = transition.detach()
+    if logits.dim() == 2 and matrix.shape != (logits.shape[1], logits.shape[1]):
+        wanted = [logits.shape[1], logits.shape[1]]
+        raise ValueError(f"transition must have shape {wanted}, got {list(matrix.shape)}")
     # A compiler cannot follow a branch on values, and its stand-ins for tensors, of types of their own, have none.
-    has_values = not is_compiling() and type(matrix) in (Tensor, nn.Parameter)
-    if matrix.device.type == "cpu" and has_values:
-        check_distributions("transition", matrix.detach().double())
-    if isinstance(transition, Tensor) and matrix.device != logits.device:
-        raise ValueError(f"transition must be on {logits.device} like logits, got {matrix.device}")
-    return matrix.detach().to(logits.device)
+    if matrix.device.type == "cpu" and not is_compiling() and type(matrix) is Tensor and matrix.numel():
+        check_distributions("transition", matrix.double())
+    return matrix.to(logits.device)
 
 
-def _float_array(transition: Any) -> np.ndarray:
+def _float_tensor(transition: Any) -> Tensor:
     array = np.asarray(transition)
     if array.dtype.kind != "f":
-        raise TypeError(f"transition must be a floating-point array or tensor, got {array.dtype}")
-    return np.array(array, dtype=np.float64)  # a copy: whatever its strides, and writable, as torch wants it
+        raise TypeError(f"transition must be of a floating-point type, got {array.dtype}")
+    return torch.from_numpy(np.array(array, dtype=np.float64))  # a copy: contiguous and writable, as torch wants it

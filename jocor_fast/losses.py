@@ -7,17 +7,18 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from jocor_fast import arguments
-from jocor_fast._extension import _C, call, check_device, operators
+from jocor_fast._extension import _C, operator
 
-_jocor_loss = operators.jocor_loss.default
-_decoupling_loss = operators.decoupling_loss.default
-_coteaching_loss = operators.coteaching_loss.default
-_joint_loss = operators.joint_loss.default
-_select_small_loss = operators.select_small_loss.default
+_jocor_loss = operator("jocor_loss")
+_coteaching_loss = operator("coteaching_loss")
+_joint_loss = operator("joint_loss")
+_select_small_loss = operator("select_small_loss")
+
+_ALL_ROWS = 2**63 - 1
 
 
 class JoCoROutput(NamedTuple):
-    """What `jocor_loss` returns; nothing of it waits for the device.
+    """The result of `jocor_loss`; it stays on the device.
 
     Attributes:
         loss: 0-d, differentiable in both logits; 0 where nothing is selected.
@@ -35,7 +36,7 @@ class JoCoROutput(NamedTuple):
 
 
 class CoTeachingOutput(NamedTuple):
-    """What `coteaching_loss` returns; nothing of it waits for the device.
+    """The result of `coteaching_loss`; it stays on the device.
 
     Attributes:
         loss: 0-d, differentiable in both logits; mean CE1 over selected2 + mean CE2 over selected1.
@@ -59,11 +60,11 @@ class CoTeachingOutput(NamedTuple):
 
 
 class DecouplingOutput(NamedTuple):
-    """What `decoupling_loss` returns; nothing of it waits for the device.
+    """The result of `decoupling_loss`; it stays on the device.
 
     Attributes:
         loss: 0-d, differentiable in both logits; 0 where no predictions differ.
-        selected: [B] bool, the rows on which the predictions differ, without those whose loss is not finite.
+        selected: [B] bool, the rows with differing predictions and a finite loss.
         num_selected: 0-d int64.
     """
 
@@ -72,14 +73,8 @@ class DecouplingOutput(NamedTuple):
     num_selected: Tensor
 
 
-def _check_tensors(**tensors: Tensor) -> None:
-    for name, tensor in tensors.items():
-        if not isinstance(tensor, Tensor):
-            raise TypeError(f"{name} must be a tensor, got {type(tensor).__name__}")
-
-
 def _split(number: Any) -> tuple[Any, Tensor | None]:
-    """As the operators take it: a number (or None), or a tensor that is read on the device."""
+    """Return (number, None), or (None, tensor) of a tensor whose value is read on its device."""
     return (None, number) if isinstance(number, Tensor) else (number, None)
 
 
@@ -93,7 +88,7 @@ def jocor_loss(
     num_keep: int | Tensor | None = None,
     ignore_index: int | None = None,
 ) -> JoCoROutput:
-    """JoCoR: the mean joint loss of the small-loss samples, which trains both networks (paper, equations 1 to 5).
+    """Return JoCoR's loss: the mean joint loss of the small-loss samples (paper, equations 1 to 5).
 
     Per sample l = (1 - λ)(CE1 + CE2) + λ(KL(p‖q) + KL(q‖p)); the k rows with the smallest finite l are averaged. Rows
     that are not selected get gradients that are exactly zero, also where their logits are infinite or NaN.
@@ -119,33 +114,31 @@ def jocor_loss(
         logits2: [B, C] of the second; same dtype and device.
         target: [B] labels in [0, C), any integer type, same device.
         co_lambda: λ in [0, 1], the weight of the agreement between the networks.
-        forget_rate: τ(t) in [0, 1), the share of the eligible rows to leave out: k = `num_keep(rows, forget_rate)`.
-        num_keep: k >= 1 itself, an int or a 0-d int64 tensor on the same device (which is read there). Exactly one of
-            forget_rate and num_keep must be given.
-        ignore_index: label of rows that take no part.
+        forget_rate: τ(t) in [0, 1), the share of the eligible rows to drop: k = `num_keep(rows, forget_rate)`. Exactly
+            one of forget_rate and num_keep must be given.
+        num_keep: k >= 1 itself, an int or a 0-d int64 tensor on the same device (which is read there). From the number
+            of rows on it drops none: a k of full batches keeps all of a smaller last batch, where forget_rate scales.
+        ignore_index: label of rows to ignore.
 
     Returns:
         JoCoROutput: loss (float32, float64 for float64 logits), per_sample, selected, num_selected, num_nonfinite.
 
     Raises:
         TypeError: a wrong type or dtype; both or neither of forget_rate and num_keep.
-        ValueError: a wrong shape, device or value; on the CPU also a label outside [0, C). On CUDA, where looking would
-            mean waiting, such a row has per_sample NaN, is not selected, and is counted in num_nonfinite.
+        ValueError: a wrong shape, device or value; on the CPU also a label outside [0, C). On CUDA, where a check would
+            wait for the device, such a row has per_sample NaN, is not selected, and is counted in num_nonfinite.
         RuntimeError: CUDA tensors, and a build without CUDA; differentiating twice.
     """
-    _check_tensors(logits1=logits1, logits2=logits2, target=target)
-    check_device(logits1)
     forget_rate, num_keep = arguments.check_keep_arguments(forget_rate, num_keep, logits1)
-    result = call(
-        _jocor_loss,
-        _C.jocor_loss,
+    result = _jocor_loss(
         logits1,
         logits2,
         target,
+        arguments.check_ignore_index(ignore_index),
         arguments.check_co_lambda(co_lambda),
         forget_rate,
         *_split(num_keep),
-        arguments.check_ignore_index(ignore_index),
+        False,
     )
     return JoCoROutput(*result[:5])
 
@@ -161,7 +154,7 @@ class JoCoRLoss(nn.Module):
 
     Args:
         co_lambda: λ in [0, 1], the weight of the agreement between the networks.
-        ignore_index: label of rows that take no part.
+        ignore_index: label of rows to ignore.
     """
 
     def __init__(self, co_lambda: float = 0.9, ignore_index: int | None = None) -> None:
@@ -178,7 +171,7 @@ class JoCoRLoss(nn.Module):
         forget_rate: float | None = None,
         num_keep: int | Tensor | None = None,
     ) -> JoCoROutput:
-        """The loss of a batch; arguments, result and errors as in `jocor_loss`."""
+        """Return the loss of a batch; arguments, result and errors as in `jocor_loss`."""
         return jocor_loss(
             logits1,
             logits2,
@@ -196,7 +189,7 @@ class JoCoRLoss(nn.Module):
 def joint_loss(
     logits1: Tensor, logits2: Tensor, target: Tensor, *, co_lambda: float = 0.9, ignore_index: int | None = None
 ) -> Tensor:
-    """The joint loss of every sample (paper, equation 1), without a selection.
+    """Return the joint loss of every sample (paper, equation 1), without a selection.
 
     >>> import torch
     >>> import jocor_fast as jf
@@ -209,17 +202,8 @@ def joint_loss(
         [B], differentiable in both logits; float32 (float64 for float64 logits). 0 for ignored rows; rows whose loss is
         not finite keep it, and get zero gradients.
     """
-    _check_tensors(logits1=logits1, logits2=logits2, target=target)
-    check_device(logits1)
-    per_sample: Tensor = call(
-        _joint_loss,
-        _joint_loss,
-        logits1,
-        logits2,
-        target,
-        arguments.check_co_lambda(co_lambda),
-        arguments.check_ignore_index(ignore_index),
-    )[0]
+    co_lambda, ignore_index = arguments.check_co_lambda(co_lambda), arguments.check_ignore_index(ignore_index)
+    per_sample: Tensor = _joint_loss(logits1, logits2, target, ignore_index, co_lambda)[0]
     return per_sample
 
 
@@ -234,12 +218,12 @@ def coteaching_loss(
     ignore_index: int | None = None,
     rounding: str = "ceil",
 ) -> CoTeachingOutput:
-    """Co-teaching: each network's small-loss samples train the other (Han et al., NeurIPS 2018).
+    """Return Co-teaching's loss: each network's small-loss samples train the other (Han et al., NeurIPS 2018).
 
     Each network chooses the k rows with the smallest cross-entropy of its own; the loss is the mean CE1 over the choice
     of network 2 plus the mean CE2 over that of network 1. A row whose CE1 or CE2 is not finite is chosen by neither.
-    With `disagreement` (Co-teaching+, Yu et al., ICML 2019) only rows are eligible on which the predictions differ, by
-    arg-max, the lowest class on ties; where none do, all are (the paper leaves that open).
+    With `disagreement` (Co-teaching+, Yu et al., ICML 2019) only rows with differing predictions are eligible, by
+    arg-max, the lowest class on ties; where none differ, all rows are (the paper leaves that open).
 
     >>> import torch
     >>> import jocor_fast as jf
@@ -250,11 +234,15 @@ def coteaching_loss(
     (tensor([ True, False, False]), tensor([False, False,  True]))
 
     Args:
-        logits1, logits2, target, ignore_index: as in `jocor_loss`.
-        forget_rate: τ(t) in [0, 1), the share of the eligible rows to leave out; a float, or a 0-d float64 tensor on
-            the same device (which is read there, so that a captured graph follows it).
-        num_keep: k >= 1 itself, an int or a 0-d int64 tensor likewise. Exactly one of the two must be given.
-        disagreement: whether only rows are eligible on which the predictions differ.
+        logits1: [B, C] of the first network, as in `jocor_loss`.
+        logits2: [B, C] of the second.
+        target: [B] labels.
+        forget_rate: τ(t) in [0, 1), the share of the eligible rows to drop; a float, or a 0-d float64 tensor on the
+            same device (which is read there: a captured graph follows it). Exactly one of forget_rate and num_keep must
+            be given.
+        num_keep: k >= 1 itself, an int or a 0-d int64 tensor likewise.
+        disagreement: whether only rows with differing predictions are eligible.
+        ignore_index: label of rows to ignore.
         rounding: "ceil" or "floor", how a forget rate becomes a number of rows, as in `num_keep`.
 
     Returns:
@@ -264,20 +252,16 @@ def coteaching_loss(
     Raises:
         TypeError, ValueError, RuntimeError: as in `jocor_loss`.
     """
-    _check_tensors(logits1=logits1, logits2=logits2, target=target)
-    check_device(logits1)
     forget_rate, num_keep = arguments.check_keep_arguments_or_tensors(forget_rate, num_keep, logits1)
-    result = call(
-        _coteaching_loss,
-        _C.coteaching_loss,
+    result = _coteaching_loss(
         logits1,
         logits2,
         target,
+        arguments.check_ignore_index(ignore_index),
         *_split(forget_rate),
         *_split(num_keep),
         arguments.check_rounding(rounding) == "floor",
         arguments.check_switch("disagreement", disagreement),
-        arguments.check_ignore_index(ignore_index),
     )
     return CoTeachingOutput(*result[:8])
 
@@ -285,9 +269,9 @@ def coteaching_loss(
 def decoupling_loss(
     logits1: Tensor, logits2: Tensor, target: Tensor, *, ignore_index: int | None = None
 ) -> DecouplingOutput:
-    """Decoupling: the cross-entropies of the rows on which the two predictions differ (Malach & Shalev-Shwartz, 2017).
+    """Return Decoupling's loss: the cross-entropies of rows with differing predictions (Malach & Shalev-Shwartz, 2017).
 
-    The loss is mean CE1 + mean CE2 over those rows; a row whose CE1 or CE2 is not finite is left out. Predictions are
+    The loss is mean CE1 + mean CE2 over those rows; rows whose CE1 or CE2 is not finite are dropped. Predictions are
     the arg-max, the lowest class on ties. Where none differ the loss is 0 and so are the gradients.
 
     >>> import torch
@@ -308,15 +292,16 @@ def decoupling_loss(
 def decoupling_rows(
     logits1: Tensor, logits2: Tensor, target: Tensor, *, ignore_index: int | None = None
 ) -> JoCoROutput:
-    """`decoupling_loss` with all that is known of the rows; per_sample is CE1 + CE2, num_nonfinite of differing."""
-    _check_tensors(logits1=logits1, logits2=logits2, target=target)
-    check_device(logits1)
+    """Return `decoupling_loss` as a JoCoROutput: per_sample is CE1 + CE2, num_nonfinite of the differing rows.
+
+    Both networks train on the same rows: the means of CE1 and CE2 add up to the mean of the joint loss at λ = 0.
+    """
     ignored = arguments.check_ignore_index(ignore_index)
-    return JoCoROutput(*call(_decoupling_loss, _C.decoupling_loss, logits1, logits2, target, ignored)[:5])
+    return JoCoROutput(*_jocor_loss(logits1, logits2, target, ignored, 0.0, None, _ALL_ROWS, None, True)[:5])
 
 
 def select_small_loss(losses: Tensor, num_keep: int | Tensor, *, eligible: Tensor | None = None) -> Tensor:
-    """Mask of the small-loss samples: the num_keep eligible rows with the smallest finite losses (paper, equation 4).
+    """Return the mask of the num_keep eligible rows with the smallest finite losses (paper, equation 4).
 
     Ties go to the lower row, -0 equals +0: the choice of `numpy.argsort(losses, kind="stable")[:num_keep]`.
 
@@ -326,7 +311,7 @@ def select_small_loss(losses: Tensor, num_keep: int | Tensor, *, eligible: Tenso
     tensor([False,  True,  True, False, False])
 
     Args:
-        losses: [B], floating point.
+        losses: [B], float16, bfloat16, float32 or float64.
         num_keep: k >= 1, an int or a 0-d int64 tensor on the same device.
         eligible: [B] bool; None: all rows.
 
@@ -336,17 +321,12 @@ def select_small_loss(losses: Tensor, num_keep: int | Tensor, *, eligible: Tenso
     Raises:
         TypeError, ValueError, RuntimeError: as in `jocor_loss`.
     """
-    _check_tensors(losses=losses)
-    if eligible is not None:
-        _check_tensors(eligible=eligible)
-    check_device(losses)
-    kept = _split(arguments.check_num_keep(num_keep, losses))
-    selected: Tensor = call(_select_small_loss, _select_small_loss, losses, *kept, eligible)
+    selected: Tensor = _select_small_loss(losses, *_split(arguments.check_num_keep(num_keep, losses)), eligible)
     return selected
 
 
 def num_keep(batch_size: int, forget_rate: float, *, rounding: str = "ceil") -> int:
-    """How many of batch_size rows a forget rate keeps: R·B of the paper's algorithm 1, as a whole number.
+    """Return how many of batch_size rows a forget rate keeps: R·B of the paper's algorithm 1, as a whole number.
 
     ceil((1 - τ) n - 1e-9 n), in float64, clamped to [1, n]; the slack undoes the binary rounding of τ, so that 0.3 of
     10 rows keeps seven.

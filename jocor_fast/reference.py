@@ -1,4 +1,4 @@
-"""The loss and the selection in plain PyTorch, on any device: what the compiled functions are tested and timed against.
+"""The losses and the selection in plain PyTorch, on any device: the oracle of the tests and the benches' baseline.
 
 Same signatures and rules as the functions of `jocor_fast` with the same names. Read this to learn the rules; the
 formulas are those of Wei et al., CVPR 2020, with p = softmax(z1), q = softmax(z2), labels y and the log ratio
@@ -6,8 +6,8 @@ d_j = log p_j - log q_j:
 
     l = (1 - λ) (CE(z1, y) + CE(z2, y)) + λ (KL(p‖q) + KL(q‖p))
 
-Half-precision logits are computed in float32. One thing differs on a CUDA device: with a forget rate and an
-ignore_index, the host reads how many rows are eligible.
+Half-precision logits are computed in float32. On a CUDA device one thing differs: with a forget rate and an
+ignore_index the host reads the number of eligible rows.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from torch import Tensor
 from jocor_fast.arguments import (
     check_batch_size,
     check_co_lambda,
-    check_dense,
     check_forget_rate,
     check_ignore_index,
     check_keep_arguments,
@@ -29,8 +28,10 @@ from jocor_fast.arguments import (
     check_num_keep,
     check_rounding,
     check_switch,
+    check_tensor,
+    dtype_name,
 )
-from jocor_fast.forward_correction import check_corrected_arguments
+from jocor_fast.forward_correction import check_reduction, check_transition
 from jocor_fast.losses import CoTeachingOutput, DecouplingOutput, JoCoROutput
 
 __all__ = [
@@ -59,7 +60,7 @@ def jocor_loss(
     num_keep: int | Tensor | None = None,
     ignore_index: int | None = None,
 ) -> JoCoROutput:
-    """Mean joint loss of the rows with the smallest ones (paper, equations 1 to 5); see `jocor_fast.jocor_loss`."""
+    """Return the mean of the smallest joint losses (paper, equations 1 to 5); see `jocor_fast.jocor_loss`."""
     forget_rate, num_keep = check_keep_arguments(forget_rate, num_keep, logits1)
     per_sample, eligible = _joint_loss(logits1, logits2, target, co_lambda, ignore_index)
     if forget_rate is not None:
@@ -75,7 +76,7 @@ def jocor_loss(
 def joint_loss(
     logits1: Tensor, logits2: Tensor, target: Tensor, *, co_lambda: float = 0.9, ignore_index: int | None = None
 ) -> Tensor:
-    """Joint loss of each row, [B], without a selection (paper, equation 1); see `jocor_fast.joint_loss`."""
+    """Return the joint loss of each row, [B] (paper, equation 1); see `jocor_fast.joint_loss`."""
     return _joint_loss(logits1, logits2, target, co_lambda, ignore_index)[0]
 
 
@@ -90,7 +91,7 @@ def coteaching_loss(
     ignore_index: int | None = None,
     rounding: str = "ceil",
 ) -> CoTeachingOutput:
-    """Each network's small-loss rows train the other; see `jocor_fast.coteaching_loss`."""
+    """Train each network on the small-loss rows of the other; see `jocor_fast.coteaching_loss`."""
     forget_rate, num_keep = check_keep_arguments_or_tensors(forget_rate, num_keep, logits1)
     check_switch("disagreement", disagreement)
     check_rounding(rounding)
@@ -120,7 +121,7 @@ def coteaching_loss(
 def decoupling_loss(
     logits1: Tensor, logits2: Tensor, target: Tensor, *, ignore_index: int | None = None
 ) -> DecouplingOutput:
-    """Cross-entropies of the rows on which the predictions differ; see `jocor_fast.decoupling_loss`."""
+    """Return the cross-entropies of rows with differing predictions; see `jocor_fast.decoupling_loss`."""
     losses1, losses2, eligible = _cross_entropies(logits1, logits2, target, ignore_index)
     finite = (losses1 + losses2).detach().isfinite()
     selected = eligible & finite & _predictions_differ(logits1, logits2)
@@ -128,10 +129,14 @@ def decoupling_loss(
 
 
 def forward_corrected_loss(logits: Tensor, target: Tensor, transition: Any, *, reduction: str = "mean") -> Tensor:
-    """-log((p·T)[y]); see `jocor_fast.forward_corrected_loss`."""
-    matrix = check_corrected_arguments(logits, target, transition, reduction)
+    """Return -log((p·T)[y]); see `jocor_fast.forward_corrected_loss`."""
+    check_reduction(reduction)
+    matrix = check_transition(transition, logits)
+    _check_type("logits", logits, _FLOAT_TYPES)
+    _check_matrix("logits", logits)
+    _check_target(target, "logits", logits)
     z = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    valid = _check_labels(target, z, torch.ones_like(target, dtype=torch.bool))
+    valid = _check_labels(target, z, torch.ones_like(target, dtype=torch.bool), None)
     label = _column_of_labels(target, valid)[:, 0]
     log_columns = matrix.double().log().to(z.dtype).t()[label]  # [B, C]: log T[i, y] of each row's label y
     with torch.no_grad():  # rows that get no gradient are computed from other logits, which keeps NaN out of it
@@ -145,13 +150,13 @@ def forward_corrected_loss(logits: Tensor, target: Tensor, transition: Any, *, r
 
 
 def select_small_loss(losses: Tensor, num_keep: int | Tensor, *, eligible: Tensor | None = None) -> Tensor:
-    """Mask of the num_keep eligible rows with the smallest finite losses; see `jocor_fast.select_small_loss`."""
+    """Return the mask of the num_keep eligible rows with the smallest losses; see `jocor_fast.select_small_loss`."""
     _check_losses(losses, eligible)
     return _smallest(losses.detach(), check_num_keep(num_keep, losses), eligible)
 
 
 def num_keep(batch_size: int, forget_rate: float, *, rounding: str = "ceil") -> int:
-    """How many of batch_size rows a forget rate keeps; see `jocor_fast.num_keep`."""
+    """Return how many of batch_size rows a forget rate keeps; see `jocor_fast.num_keep`."""
     return _num_keep(check_batch_size(batch_size), check_forget_rate(forget_rate), check_rounding(rounding))
 
 
@@ -159,24 +164,24 @@ def num_keep(batch_size: int, forget_rate: float, *, rounding: str = "ceil") -> 
 
 
 def _num_keep(rows: int, forget_rate: float, rounding: str) -> int:
-    """R·n, rounded, at least 1. The slack undoes the rounding of the rate itself: .3 of 10 rows keeps 7, not 8."""
+    """Return R·n, rounded, at least 1; the slack undoes the rounding of the rate: .3 of 10 rows keeps 7, not 8."""
     exact, slack = (1.0 - forget_rate) * rows, 1e-9 * rows
     keep = math.ceil(exact - slack) if rounding == "ceil" else math.floor(exact + slack)
     return min(max(keep, 1), rows)
 
 
 def _mean_over(selected: Tensor, losses: Tensor) -> Tensor:
-    """Mean of the selected losses, 0 where none is; divided before it is summed, so that large ones do not overflow."""
+    """Return the mean of the selected losses, 0 without any; large ones do not overflow, divided before the sum."""
     return torch.where(selected, losses / selected.sum().clamp(min=1), 0).sum()
 
 
 def _predictions_differ(logits1: Tensor, logits2: Tensor) -> Tensor:
-    """Whether the largest logits lie in different classes, [B]; see `_prediction`."""
+    """Return whether the largest logits lie in different classes, [B]; see `_prediction`."""
     return _prediction(logits1.detach()) != _prediction(logits2.detach())
 
 
 def _prediction(logits: Tensor) -> Tensor:
-    """The first class with the largest logit; NaN counts as the smallest, but for the first class, which it wins."""
+    """Return the first class with the largest logit; NaN counts as the smallest, except in class 0, which then wins."""
     ordered = torch.where(logits.isnan(), -torch.inf, logits)
     first_is_nan = logits[:, :1].isnan().any(1)
     return torch.where(first_is_nan, 0, ordered.argmax(1))
@@ -185,7 +190,7 @@ def _prediction(logits: Tensor) -> Tensor:
 def _cross_entropies(
     logits1: Tensor, logits2: Tensor, target: Tensor, ignore_index: int | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """CE1 and CE2 [B], differentiable, and which rows are eligible: half the joint loss of a network with itself."""
+    """Return CE1 and CE2 [B], each half the joint loss of a network with itself, and which rows are eligible."""
     _check_logits(logits1, logits2)
     losses1, eligible = _joint_loss(logits1, logits1, target, 0.0, ignore_index)
     losses2, _ = _joint_loss(logits2, logits2, target, 0.0, ignore_index)
@@ -193,7 +198,7 @@ def _cross_entropies(
 
 
 def _smallest(losses: Tensor, num_keep: int | Tensor, eligible: Tensor | None) -> Tensor:
-    """The first num_keep rows in the order of their losses; among equal losses the lower row comes first."""
+    """Return the mask of the first num_keep rows in the order of their losses, the lower row first among equals."""
     if isinstance(num_keep, Tensor) and num_keep.device.type == "cpu":  # elsewhere the host does not wait for its value
         num_keep = check_num_keep(int(num_keep), losses)
     candidates = losses.isfinite() if eligible is None else losses.isfinite() & eligible
@@ -207,15 +212,15 @@ def _smallest(losses: Tensor, num_keep: int | Tensor, eligible: Tensor | None) -
 def _joint_loss(
     logits1: Tensor, logits2: Tensor, target: Tensor, co_lambda: float, ignore_index: int | None
 ) -> tuple[Tensor, Tensor]:
-    """Per-sample losses [B], differentiable, and which rows are eligible [B]."""
+    """Return per-sample losses [B], differentiable, and which rows are eligible [B]."""
     co_lambda, ignore_index = check_co_lambda(co_lambda), check_ignore_index(ignore_index)
     _check_logits(logits1, logits2)
-    _check_target(target, logits1)
+    _check_target(target, "logits1", logits1)
     labels = target.long()
     eligible = torch.ones_like(labels, dtype=torch.bool) if ignore_index is None else labels != ignore_index
     if target.dtype == torch.uint64:  # past int64 a label turns negative: it is invalid, and no ignore_index
         eligible = eligible | (labels < 0)
-    valid = _check_labels(target, logits1, eligible)
+    valid = _check_labels(target, logits1, eligible, ignore_index)
     losses: Tensor = _JointLoss.apply(logits1, logits2, target, valid, co_lambda)
     # Where the host is not to wait for the device, an invalid label is a loss that is never selected.
     return torch.where(eligible & ~valid, torch.nan, losses), eligible
@@ -224,9 +229,9 @@ def _joint_loss(
 class _JointLoss(torch.autograd.Function):
     """l of each valid row, 0 for the others, and its gradient in closed form.
 
-    Autograd would differentiate every step of the formula on its own, and meet 0·inf where a probability is 0: NaN,
-    which leaks even out of rows that are multiplied by 0 afterwards. So the gradient is written down, and written only
-    to rows that have one.
+    Autograd would differentiate every step of the formula separately and compute 0·inf where a probability is 0: NaN,
+    which leaks even out of rows that are later multiplied by 0. Hence the closed form, written only to rows that have a
+    gradient.
     """
 
     @staticmethod
@@ -267,68 +272,75 @@ class _JointLoss(torch.autograd.Function):
 
 
 def _column_of_labels(target: Tensor, valid: Tensor) -> Tensor:
-    """[B, 1], to index classes with; rows without a valid label point at class 0 and are overwritten afterwards."""
+    """Return [B, 1] to index classes with; rows without a valid label point at class 0 and are overwritten later."""
     return torch.where(valid, target.long(), 0)[:, None]
 
 
 def _log_probabilities_and_probabilities(logits1: Tensor, logits2: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """log p, log q, p, q, in at least float32; contiguous, so that equal rows give equal bits wherever they lie."""
+    """Return log p, log q, p, q in at least float32; contiguous: equal rows give equal bits wherever they lie."""
     z1, z2 = (z.to(torch.promote_types(z.dtype, torch.float32)).contiguous() for z in (logits1, logits2))
     return z1.log_softmax(1), z2.log_softmax(1), z1.softmax(1), z2.softmax(1)
 
 
-# --- checks of tensors; plain numbers are checked in arguments.py ----------------------------------------------------
+# --- checks of tensors, with the messages of csrc/arguments.h; plain numbers are checked in arguments.py -------------
 
 
 def _check_logits(logits1: Tensor, logits2: Tensor) -> None:
-    for name, logits in (("logits1", logits1), ("logits2", logits2)):
-        _check_tensor(name, logits, _FLOAT_TYPES, dimensions=2)
+    _check_type("logits1", logits1, _FLOAT_TYPES)
+    _check_type("logits2", logits2, _FLOAT_TYPES)
     if logits1.dtype != logits2.dtype:
-        raise TypeError(f"logits1 and logits2 must have one dtype, got {logits1.dtype} and {logits2.dtype}")
+        raise TypeError(f"logits2 must be of type {dtype_name(logits1)} like logits1, got {dtype_name(logits2)}")
+    _check_matrix("logits1", logits1)
     if logits1.shape != logits2.shape:
-        shapes = f"{tuple(logits1.shape)} and {tuple(logits2.shape)}"
-        raise ValueError(f"logits1 and logits2 must have one shape, got {shapes}")
-    if logits1.device != logits2.device:
-        raise ValueError(f"logits1 and logits2 must be on one device, got {logits1.device} and {logits2.device}")
-    if logits1.shape[1] == 0:
-        raise ValueError(f"logits1 must have at least one class, got shape {tuple(logits1.shape)}")
+        raise ValueError(f"logits2 must have shape {list(logits1.shape)} like logits1, got {list(logits2.shape)}")
+    _check_device("logits2", logits2, "logits1", logits1)
 
 
-def _check_target(target: Tensor, logits: Tensor) -> None:
-    _check_tensor("target", target, _INTEGER_TYPES, dimensions=1)
-    if len(target) != len(logits):
-        raise ValueError(f"target must have {len(logits)} labels like the rows of logits1, got {len(target)}")
-    if target.device != logits.device:
-        raise ValueError(f"target must be on {logits.device} like logits1, got {target.device}")
+def _check_matrix(name: str, logits: Tensor) -> None:
+    if logits.dim() != 2 or logits.shape[1] == 0:
+        raise ValueError(f"{name} must have shape [batch, classes] with at least one class, got {list(logits.shape)}")
 
 
-def _check_labels(target: Tensor, logits: Tensor, eligible: Tensor) -> Tensor:
-    """Which eligible rows have a label in [0, C); on the CPU a ValueError where one has not."""
+def _check_target(target: Tensor, name: str, logits: Tensor) -> None:
+    check_tensor("target", target)
+    if target.dtype not in _INTEGER_TYPES:
+        raise TypeError(f"target must be of an integer type, got {dtype_name(target)}")
+    if target.shape != logits.shape[:1]:
+        raise ValueError(f"target must have shape [{len(logits)}] like the rows of {name}, got {list(target.shape)}")
+    _check_device("target", target, name, logits)
+
+
+def _check_labels(target: Tensor, logits: Tensor, eligible: Tensor, ignore_index: int | None) -> Tensor:
+    """Return which eligible rows have a label in [0, C); on the CPU raise ValueError for one that has not."""
     labels, classes = target.long(), logits.shape[1]
     valid = eligible & (labels >= 0) & (labels < classes)
     if labels.device.type == "cpu" and not torch.equal(valid, eligible):
         row = int((eligible & ~valid).nonzero()[0])
-        raise ValueError(f"target[{row}] is {target[row]}; a label in [0, {classes}) or ignore_index is accepted")
+        accepted = f"[0, {classes})" + ("" if ignore_index is None else " or ignore_index")
+        raise ValueError(f"target must hold labels in {accepted}, got {target[row]} in row {row}")
     return valid
 
 
 def _check_losses(losses: Tensor, eligible: Tensor | None) -> None:
-    _check_tensor("losses", losses, _FLOAT_TYPES, dimensions=1)
+    _check_type("losses", losses, _FLOAT_TYPES)
+    if losses.dim() != 1:
+        raise ValueError(f"losses must have shape [batch], got {list(losses.shape)}")
     if eligible is None:
         return
-    _check_tensor("eligible", eligible, (torch.bool,), dimensions=1)
-    if len(eligible) != len(losses):
-        raise ValueError(f"eligible must have {len(losses)} rows like losses, got {len(eligible)}")
-    if eligible.device != losses.device:
-        raise ValueError(f"eligible must be on {losses.device} like losses, got {eligible.device}")
+    _check_type("eligible", eligible, (torch.bool,))
+    if eligible.shape != losses.shape:
+        raise ValueError(f"eligible must have shape {list(losses.shape)} like losses, got {list(eligible.shape)}")
+    _check_device("eligible", eligible, "losses", losses)
 
 
-def _check_tensor(name: str, tensor: Tensor, dtypes: tuple[torch.dtype, ...], dimensions: int) -> None:
-    if not isinstance(tensor, Tensor):
-        raise TypeError(f"{name} must be a tensor, got {type(tensor).__name__}")
-    check_dense(name, tensor)
-    if tensor.dtype not in dtypes:
-        accepted = ", ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
-        raise TypeError(f"{name} must be of one of the types {accepted}, got {tensor.dtype}")
-    if tensor.dim() != dimensions:
-        raise ValueError(f"{name} must have {dimensions} dimension(s), got shape {tuple(tensor.shape)}")
+def _check_type(name: str, tensor: Tensor, accepted: tuple[torch.dtype, ...]) -> None:
+    check_tensor(name, tensor)
+    if tensor.dtype not in accepted:
+        *others, last = (str(dtype).removeprefix("torch.") for dtype in accepted)
+        names = f"{', '.join(others)} or {last}" if others else last
+        raise TypeError(f"{name} must be of type {names}, got {dtype_name(tensor)}")
+
+
+def _check_device(name: str, tensor: Tensor, other_name: str, other: Tensor) -> None:
+    if tensor.device != other.device:
+        raise ValueError(f"{name} must be on {other.device} like {other_name}, got {tensor.device}")

@@ -1,7 +1,7 @@
 """What the tests of the loss share: implementations and devices, the float64 oracle, tolerances, inputs, views.
 
 The oracle is NumPy's: the closed forms of the paper (equations 1 to 5) written a second time, from the paper and not
-from the package, so that `jocor_fast.reference` is tested against it like the compiled functions.
+from the package: `jocor_fast.reference` is tested against it like the compiled functions.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ def assert_close(actual: Tensor, expected: np.ndarray | float, scale: np.ndarray
     with np.errstate(invalid="ignore"):
         allowed = tolerance * np.maximum(np.maximum(1, np.abs(expected)), scale) + rounding * np.abs(expected)
         excess = np.where(finite, np.abs(got - expected) - allowed, -1.0)
-    # written so that a NaN in `got` fails
+    # in this form a NaN in `got` fails
     worst = np.unravel_index(np.argmax(np.where(np.isnan(excess), np.inf, excess)), excess.shape) if excess.size else ()
     assert np.all(excess <= 0), (
         f"at {worst}: got {got[worst]!r}, expected {expected[worst]!r}, allowed {allowed[worst]}"
@@ -200,7 +200,7 @@ BROADCASTS: dict[str, Callable[[Tensor], Tensor]] = {
 def operator_samples(name: str, device: str) -> list[tuple]:
     """Positional arguments of torch.ops.jocor_fast.<name> for opcheck; every operator of the library is in here.
 
-    Which arguments are given is the same matter in every type, so that the other types have one sample each.
+    Which arguments are given does not depend on the type: the other types have one sample each.
     """
     sizes = [(6, 5), (1, 17), (0, 3)]
     samples = [sample for size in sizes for sample in _samples_of_size(name, torch.float32, *size, device)]
@@ -215,19 +215,17 @@ def _samples_of_size(name: str, dtype: torch.dtype, rows: int, classes: int, dev
     num_keep = torch.tensor(2, device=device)
     if name == "jocor_loss":
         return [
-            (z1, z2, target, 0.9, 0.4, None, None, None),
-            (z1, z2_frozen, target.to(torch.uint8), 0.0, None, 3, None, 1),
-            (z1_frozen, z2.t().contiguous().t(), target, 1.0, None, None, num_keep, None),
+            (z1, z2, target, None, 0.9, 0.4, None, None, False),
+            (z1, z2_frozen, target.to(torch.uint8), 1, 0.0, None, 3, None, True),
+            (z1_frozen, z2.t().contiguous().t(), target, None, 1.0, None, None, num_keep, False),
         ]
-    if name == "decoupling_loss":
-        return [(z1, z2, target, None), (z1_frozen, z2.t().contiguous().t(), target.int(), 1)]
     if name == "coteaching_loss":
         rate = torch.tensor(0.4, dtype=torch.float64, device=device)
         return [
-            (z1, z2, target, 0.4, None, None, None, False, False, None),
-            (z1, z2_frozen, target.to(torch.uint8), None, rate, None, None, True, True, 1),
-            (z1_frozen, z2, target, None, None, 3, None, False, True, None),
-            (z1_frozen, z2.t().contiguous().t(), target, None, None, None, num_keep, False, False, None),
+            (z1, z2, target, None, 0.4, None, None, None, False, False),
+            (z1, z2_frozen, target.to(torch.uint8), 1, None, rate, None, None, True, True),
+            (z1_frozen, z2, target, None, None, None, 3, None, False, True),
+            (z1_frozen, z2.t().contiguous().t(), target, None, None, None, None, num_keep, False, False),
         ]
     if name == "forward_corrected_loss":
         matrix = torch.full((classes, classes), 0.1 / classes, device=device).fill_diagonal_(1 - 0.1 + 0.1 / classes)
@@ -242,18 +240,18 @@ def _samples_of_size(name: str, dtype: torch.dtype, rows: int, classes: int, dev
             (grad, z1_frozen, target, log_t, statistics) for grad in (torch.ones_like(mean), torch.ones_like(losses))
         ]
     if name == "joint_loss":
-        return [(z1, z2, target, 0.9, None), (z1_frozen, z2, target.int(), 0.5, 1)]
+        return [(z1, z2, target, None, 0.9), (z1_frozen, z2, target.int(), 1, 0.5)]
     if name == "select_small_loss":
         losses = z1_frozen[:, 0]
         return [(losses, 2, None, None), (losses, None, num_keep, losses > 0)]
     if name == "joint_loss_backward":
-        losses, statistics = operators.joint_loss(z1_frozen, z2_frozen, target, 0.9, None)
+        losses, statistics = operators.joint_loss(z1_frozen, z2_frozen, target, None, 0.9)
         mean, _, selected, count, _, statistics_of_mean = operators.jocor_loss(
-            z1_frozen, z2_frozen, target, 0.9, None, 3, None, None
+            z1_frozen, z2_frozen, target, None, 0.9, None, 3, None, False
         )
-        inputs, rest = (z1_frozen, z2_frozen, target), (0.9, None, True)
+        inputs = (z1_frozen, z2_frozen, target, None, 0.9)
         return [
-            (torch.ones_like(mean), *inputs, statistics_of_mean, selected, count, selected, count, *rest, True),
-            (torch.ones_like(losses), *inputs, statistics, *[None] * 4, *rest, False),
+            (torch.ones_like(mean), *inputs, statistics_of_mean, selected, count, selected, count, True, True),
+            (torch.ones_like(losses), *inputs, statistics, *[None] * 4, True, False),
         ]
     raise KeyError(f"there are no samples for the operator {name}")

@@ -182,7 +182,9 @@ def test_logits_of_a_type_that_is_not_computed(loss, device, name, dtype):
 def test_logits_of_different_types(loss, device, name):
     z1, z2, target = random_logits(4, 3, device=device)
     for dtype in (torch.float64, torch.float16, torch.bfloat16):
-        with pytest.raises(TypeError, match=r"logits1.*logits2"):
+        with pytest.raises(
+            TypeError, match=rf"^logits2 must be of type float32 like logits1, got {dtype_name(dtype)}$"
+        ):
             call(loss, name, z1, z2.to(dtype), target)
 
 
@@ -297,6 +299,59 @@ def test_selection_with_a_wrong_mask(loss, device):
     elsewhere = "meta" if device == "cpu" else "cpu"
     with pytest.raises(ValueError, match="eligible"):
         loss.select_small_loss(losses, 1, eligible=torch.ones(4, dtype=torch.bool, device=elsewhere))
+
+
+WRONG = {
+    "logits1 is a list": {"logits1": [[0.0]]},
+    "logits1 of integers": {"logits1": torch.zeros(4, 3, dtype=torch.int64), "logits2": torch.zeros(4, 3).long()},
+    "logits2 of another type": {"logits2": torch.zeros(4, 3, dtype=torch.float16)},
+    "logits1 with one dimension": {"logits1": torch.zeros(4), "logits2": torch.zeros(4)},
+    "no class": {"logits1": torch.zeros(4, 0), "logits2": torch.zeros(4, 0)},
+    "logits2 of another shape": {"logits2": torch.zeros(4, 5)},
+    "logits2 elsewhere": {"logits2": torch.zeros(4, 3, device="meta")},
+    "labels of floats": {"target": torch.zeros(4)},
+    "too few labels": {"target": torch.zeros(3, dtype=torch.int64)},
+    "labels elsewhere": {"target": torch.zeros(4, dtype=torch.int64, device="meta")},
+    "a label too high": {"target": torch.tensor([0, 1, 3, 7])},
+    "a label too high beside ignored ones": {"target": torch.tensor([-100, 1, 2**62, 7]), "ignore_index": -100},
+    "an unsigned label past int64": {"target": torch.tensor([2**64 - 1, 0, 0, 0], dtype=torch.uint64)},
+    "co_lambda": {"co_lambda": 1.5},
+    "num_keep of a tensor": {"num_keep": torch.tensor(0)},
+    "num_keep of a tensor elsewhere": {"num_keep": torch.tensor(1, device="meta")},
+    "forget_rate": {"num_keep": None, "forget_rate": 1.5},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_the_compiled_functions_and_the_reference_word_a_mistake_alike(wrong):
+    arguments = {"logits1": torch.zeros(4, 3), "logits2": torch.zeros(4, 3), "target": torch.zeros(4).long()}
+    arguments |= {"num_keep": 2, **WRONG[wrong]}
+    said = []
+    for loss in (jocor_fast, jocor_fast.reference):
+        with pytest.raises((TypeError, ValueError), match=r"^\w+ must .*, got ") as raised:
+            loss.jocor_loss(**arguments)
+        said.append((isinstance(raised.value, TypeError), str(raised.value)))
+    assert said[0] == said[1]
+
+
+def test_forward_correction_and_the_selection_word_mistakes_alike_too():
+    z, labels, eye, losses = torch.zeros(4, 3), torch.zeros(4).long(), torch.eye(3), torch.zeros(4)
+    for name, arguments in (
+        ("forward_corrected_loss", (z.long(), labels, eye)),
+        ("forward_corrected_loss", (z[0], labels, eye)),
+        ("forward_corrected_loss", (z, labels.float(), eye)),
+        ("forward_corrected_loss", (z, labels[:2], eye)),
+        ("forward_corrected_loss", (z, labels + 3, eye)),
+        ("forward_corrected_loss", (z, labels, torch.eye(4))),
+        ("select_small_loss", (losses.long(), 2)),
+        ("select_small_loss", (z, 2)),
+    ):
+        said = []
+        for loss in (jocor_fast, jocor_fast.reference):
+            with pytest.raises((TypeError, ValueError), match=r"^\w+ must .*, got ") as raised:
+                getattr(loss, name)(*arguments)
+            said.append((isinstance(raised.value, TypeError), str(raised.value)))
+        assert said[0] == said[1]
 
 
 @everywhere

@@ -108,7 +108,7 @@ def test_an_invalid_label_is_found_on_any_thread(loss, device):
         wrong = target.clone()
         wrong[row:] = 3
         for _ in range(20):  # whichever thread is the last to meet one
-            with threads(2), pytest.raises(ValueError, match=rf"target\[{row}\].*3"):
+            with threads(2), pytest.raises(ValueError, match=rf"got 3 in row {row}$"):
                 loss.joint_loss(z1, z2, wrong)
     with threads(2):  # and the library works on afterwards
         assert loss.joint_loss(z1, z2, target).isfinite().all()

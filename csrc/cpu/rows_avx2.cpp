@@ -1,5 +1,5 @@
-// The row kernels for AVX2. The target is set here and not by a compiler flag, so that any build system may compile
-// this file; the standard headers stand before it, so that nothing of theirs is compiled for it.
+// The row kernels for AVX2. The target is set here and not by a compiler flag: any build system may compile this
+// file. The standard headers stand before it: nothing of theirs is compiled for it.
 #if defined(__x86_64__)
 #include <immintrin.h>
 
@@ -20,9 +20,10 @@
 #define JF_ISA_AVX2
 #define JF_ISA avx2
 #define JF_VECTOR_BYTES 32
-#include "corrected_row_kernels.h"
+#include "forward_correction.h"
 #include "instruction_sets.h"
-#include "row_kernels.h"
+#include "row_gradients.h"
+#include "row_losses.h"
 
 namespace jocor_fast::cpu {
 const RowKernels avx2_kernels = {"avx2", avx2::row_losses, avx2::row_gradients, avx2::corrected_losses,

@@ -1,5 +1,5 @@
-// The row kernels for AVX-512. The target is set here and not by a compiler flag, so that any build system may compile
-// this file; the standard headers stand before it, so that nothing of theirs is compiled for it.
+// The row kernels for AVX-512. The target is set here and not by a compiler flag: any build system may compile this
+// file. The standard headers stand before it: nothing of theirs is compiled for it.
 #if defined(__x86_64__)
 #include <immintrin.h>
 
@@ -21,9 +21,10 @@
 #define JF_ISA_AVX512
 #define JF_ISA avx512
 #define JF_VECTOR_BYTES 64
-#include "corrected_row_kernels.h"
+#include "forward_correction.h"
 #include "instruction_sets.h"
-#include "row_kernels.h"
+#include "row_gradients.h"
+#include "row_losses.h"
 
 namespace jocor_fast::cpu {
 const RowKernels avx512_kernels = {"avx512", avx512::row_losses, avx512::row_gradients, avx512::corrected_losses,

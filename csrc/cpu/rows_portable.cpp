@@ -1,9 +1,10 @@
 // The row kernels, 16 bytes wide, for any processor with such vectors (SSE2, NEON).
 #define JF_ISA portable
 #define JF_VECTOR_BYTES 16
-#include "corrected_row_kernels.h"
+#include "forward_correction.h"
 #include "instruction_sets.h"
-#include "row_kernels.h"
+#include "row_gradients.h"
+#include "row_losses.h"
 
 namespace jocor_fast::cpu {
 const RowKernels portable_kernels = {"portable", portable::row_losses, portable::row_gradients,

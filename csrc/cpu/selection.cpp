@@ -18,7 +18,7 @@ bool only_differing_rows(const SelectionParams& params) {
 }
 
 // The keys of some rows, RankedRows::kNoCandidate for a row that cannot be chosen. All sweeps read their rows by this,
-// a block at a time, so that the loops over the keys hold nothing else.
+// a block at a time: the loops over the keys hold nothing else.
 constexpr int64_t kBlock = 512;
 
 template <class Real>
@@ -41,8 +41,8 @@ void for_each_block(const RankedRows<Real> rows, int64_t num_rows, Use use) {
   }
 }
 
-// What one sweep finds out. Losses share their leading bits, so that digits of the keys themselves would fall into a
-// few bins; digits of their distance from the lowest key tell the rows apart in one or two further sweeps.
+// What one sweep finds out. Losses share their leading bits: digits of the keys themselves would fall into a few
+// bins; digits of their distance from the lowest key tell the rows apart in one or two further sweeps.
 template <class Bits>
 struct Candidates {
   int64_t eligible = 0;

@@ -1,5 +1,5 @@
 // Vectors of one instruction set: lanes of float or double, loads and stores of the four logit types, exp, log, sums.
-// Written with the compiler's vector extension, so that one text serves AVX-512, AVX2 and, 16 bytes wide, any other
+// Written with the compiler's vector extension, by which one text serves AVX-512, AVX2 and, 16 bytes wide, any other
 // processor; intrinsics only where the extension has no word for it (masked tails, half precision).
 //
 // Included by one .cpp file per instruction set, after that file has chosen JF_ISA (a namespace of its own: the same

@@ -17,7 +17,7 @@ struct CountingScratch {
   static_assert(kCountingRows % kKeysAtOnce<Bits> == 0);
 };
 
-// Four threads count for a row: more would take turns in all that comes before and after the comparisons.
+// Four threads count for a row: more would wait for each other in all that precedes and follows the comparisons.
 inline int threads_of_counting(int64_t rows) { return threads_in_whole_warps(4 * rows, kCountingThreads); }
 
 // How many threads share the counting of one row: the largest power of two that the block has for each row. Its
@@ -42,7 +42,7 @@ struct SomeKeys {
 // How many keys come before that of `row`: those below it, and those that equal it in lower rows. Each of `lanes`
 // threads, a power of two, counts a share of them, by one comparison a key: in the blocks before the row's own an equal
 // key comes before it too, which `< key + 1` counts; in its own and those behind `< key` does not, and one thread adds
-// those that equal it in its own. (kNoCandidate + 1 is 0: nobody asks what comes before it.)
+// those that equal it in its own. (kNoCandidate + 1 is 0: it is never asked for.)
 template <class Bits>
 __device__ __forceinline__ int keys_before(const Bits* keys, int rows, Bits key, int row, int lane, int lanes) {
   constexpr int at_once = kKeysAtOnce<Bits>;

@@ -14,7 +14,7 @@ namespace jocor_fast::cuda {
 
 inline int64_t divide_up(int64_t count, int64_t by) { return (count + by - 1) / by; }
 
-// Of a block that has work for so many threads: one without work would take turns with the others all the same.
+// Threads of a block that has work for so many: warps without work would still take issue slots.
 inline int threads_in_whole_warps(int64_t wanted, int most) {
   return static_cast<int>(std::min<int64_t>(divide_up(wanted, 32) * 32, most));
 }

@@ -21,7 +21,7 @@ struct Digit {
   uint32_t count;   // with this one
 };
 
-// What a first look at the rows finds.
+// What the first sweep over the rows finds.
 template <class Bits>
 struct Candidates {
   Bits lowest;
@@ -64,7 +64,7 @@ __device__ __forceinline__ Slice slice_of_block(int64_t rows, Cluster cluster) {
 }
 
 // Both of what follows call body(rows, keys, eligible) with every thread for kRows rows of each at a time, whose loads
-// are under way together; rows that cannot be chosen or do not exist have the key kNoCandidate. Rows are counted in 32
+// are in flight together; rows that cannot be chosen or do not exist have the key kNoCandidate. Rows are counted in 32
 // bits from a round's first on: a GPU computes 64 in twice the instructions or more, and the instructions of a block
 // are what a selection waits for.
 
@@ -297,8 +297,8 @@ struct TieBreaker {
       ties[i] = __ballot_sync(kWholeWarp, keys[i] == threshold.key);
       if (lane == 0) of_warp[parity][i][warp] = __popc(ties[i]);
     }
-    // Each warp's count is written before any is read. The next call writes the other half, and whoever writes this
-    // half again has passed that call's barrier, before which all had read here.
+    // Each warp's count is written before any is read. The next call writes the other half, and a thread that writes
+    // this half again has passed that call's barrier, before which all had read here.
     __syncthreads();
     uint32_t taken = 0;
 #pragma unroll
@@ -328,7 +328,7 @@ __device__ __forceinline__ double write_choice(const SelectionParams& params, co
     for (int i = 0; i < Keys::kRows; ++i) chosen |= keys[i] < threshold.key ? 1u << i : 0;
     if (threshold.ties > 0) chosen |= ties.take(keys);
     if (params.mean_of != nullptr) {
-      Real values[Keys::kRows] = {};  // all under way before the first is added
+      Real values[Keys::kRows] = {};  // all in flight before the first is added
 #pragma unroll
       for (int i = 0; i < Keys::kRows; ++i) {
         if (chosen >> i & 1) values[i] = value_of<Real>(params, rows.first + i * rows.step, keys[i]);
@@ -361,7 +361,7 @@ __device__ __forceinline__ void select_from(const SelectionParams& params, const
   double sum = sum_of_block(params, share, scratch.sums);
   if (cluster.blocks > 1) {
     if (threadIdx.x == 0) *cluster.shared_of(0, &scratch.sums_of_blocks[cluster.rank]) = sum;
-    cluster.sync();  // all sums have arrived; and no block reads another's memory any more, so that each may end
+    cluster.sync();  // all sums have arrived; and no block reads another's memory any more: each may end
     sum = 0;
 #pragma unroll 1
     for (int block = 0; cluster.rank == 0 && block < cluster.blocks; ++block) sum += scratch.sums_of_blocks[block];

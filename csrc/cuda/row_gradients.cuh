@@ -13,7 +13,7 @@
 
 namespace jocor_fast::cuda {
 
-// What a row's gradient takes beside its logits.
+// What a row's gradient takes in addition to its logits.
 template <class Logit>
 struct RowTask {
   using Real = RealOf<Logit>;
@@ -22,15 +22,15 @@ struct RowTask {
   Real weight1, weight2;
   RowStatistics<Real> statistics;
   int64_t label;
-  LossWeights<RealOf<Logit>> weights = LossWeights<RealOf<Logit>>(0.0);
+  JointLoss<RealOf<Logit>> loss = JointLoss<RealOf<Logit>>(JointLossSettings{});
 
   // Each network's gradient needs the other's logits where the divergence has a weight, and only there: at lambda = 0
   // they may be anything.
   __device__ __forceinline__ bool reads1() const {
-    return gradient1 != nullptr || (weights.agreement != 0 && gradient2 != nullptr);
+    return gradient1 != nullptr || (loss.agreement != 0 && gradient2 != nullptr);
   }
   __device__ __forceinline__ bool reads2() const {
-    return gradient2 != nullptr || (weights.agreement != 0 && gradient1 != nullptr);
+    return gradient2 != nullptr || (loss.agreement != 0 && gradient1 != nullptr);
   }
 };
 
@@ -48,8 +48,8 @@ template <int N, class Logit>
 __device__ __forceinline__ RowTask<Logit> begin_row(const GradientParams& params, int64_t row, int lane, int lanes) {
   using Real = RealOf<Logit>;
   const LogitPair& pair = params.pair;
-  // Every number that the row needs is under way before the first is looked at, and before anything is written.
-  const LabelUnderWay label_under_way(pair, row);
+  // Every load is issued before the first number is used, and before anything is written.
+  const PendingLabel pending(pair, row);
   const bool chosen1 = params.selected1 == nullptr || params.selected1[row] != 0;
   const bool chosen2 = params.selected2 == nullptr || params.selected2[row] != 0;
   const int64_t num_selected1 = params.num_selected1 != nullptr ? *params.num_selected1 : 1;
@@ -59,9 +59,9 @@ __device__ __forceinline__ RowTask<Logit> begin_row(const GradientParams& params
   task.statistics = static_cast<const RowStatistics<Real>*>(params.statistics)[row];
   task.weight1 = upstream * (Real(1) / static_cast<Real>(num_selected1));
   task.weight2 = upstream * (Real(1) / static_cast<Real>(num_selected2));
-  const Label label = label_under_way.arrived(pair);
+  const Label label = pending.arrived(pair);
   task.label = label.value;
-  task.weights = LossWeights<Real>(pair.co_lambda);
+  task.loss = JointLoss<Real>(pair);
   if (params.grad1 != nullptr) task.gradient1 = static_cast<Logit*>(params.grad1) + row * pair.classes;
   if (params.grad2 != nullptr) task.gradient2 = static_cast<Logit*>(params.grad2) + row * pair.classes;
   const bool trains =
@@ -90,11 +90,11 @@ __device__ __forceinline__ void write_gradients(const RowTask<Logit>& task, int6
     const Real log_p = (values1[i] - max1) - task.statistics.log_sum1;
     const Real log_q = (values2[i] - max2) - task.statistics.log_sum2;
     const Real p = exponential(log_p), q = exponential(log_q);
-    const Real label_part = column + i == task.label ? label_gradient(task.weights) : Real(0);
-    if (task.weights.agreement != 0) {
+    const Real label_part = column + i == task.label ? task.loss.label_gradient() : Real(0);
+    if (task.loss.agreement != 0) {
       const Real delta = finite_log_ratio(log_p, log_q);
-      slopes1[i] = class_gradient(p, q, delta, task.statistics.kl12, task.weights) + label_part;
-      slopes2[i] = class_gradient(q, p, -delta, task.statistics.kl21, task.weights) + label_part;
+      slopes1[i] = task.loss.class_gradient(p, q, delta, task.statistics.kl12) + label_part;
+      slopes2[i] = task.loss.class_gradient(q, p, -delta, task.statistics.kl21) + label_part;
     } else {
       slopes1[i] = p + label_part;
       slopes2[i] = q + label_part;

@@ -24,14 +24,6 @@ struct RowLoss {
   bool predictions_differ;
 };
 
-// Adds one class's shares of KL(p || q), KL(q || p) and their sum; delta = log p - log q.
-template <class Real>
-__device__ __forceinline__ void add_divergences(Real p, Real q, Real delta, Real (&kl)[3]) {
-  kl[0] += kl12_term(p, delta);
-  kl[1] += kl21_term(q, delta);
-  kl[2] += symmetric_kl_term(p, q, delta);
-}
-
 // One thread of those that share the row calls this.
 template <class Logit>
 __device__ __forceinline__ void write_row(const RowParams& params, int64_t row, const Label& label, const Logit* z1,
@@ -43,11 +35,11 @@ __device__ __forceinline__ void write_row(const RowParams& params, int64_t row, 
     // log_sum - (z_y - max) and not lse - z_y: the large numbers leave before the small ones are added
     loss1 = result.log_sum1 - (to_real(z1[label.value]) - result.max1);
     loss2 = result.log_sum2 - (to_real(z2[label.value]) - result.max2);
-    joint = combined_loss(loss1, loss2, result.symmetric_kl, LossWeights<Real>(params.pair.co_lambda));
+    joint = JointLoss<Real>(params.pair).of_row(loss1, loss2, result.symmetric_kl);
   } else if (!label.ignored) {
     loss1 = loss2 = joint = nan;
   }
-  const Real log_sum1 = is_finite(joint) ? result.log_sum1 : nan;  // so that the gradient knows
+  const Real log_sum1 = is_finite(joint) ? result.log_sum1 : nan;  // tells the gradient
   static_cast<RowStatistics<Real>*>(params.statistics)[row] = {log_sum1, result.log_sum2, result.kl12, result.kl21};
   static_cast<Real*>(params.per_sample)[row] = joint;
   if (params.cross_entropy1 != nullptr) static_cast<Real*>(params.cross_entropy1)[row] = loss1;
@@ -79,14 +71,14 @@ __device__ __forceinline__ int prediction(const Real (&values)[columns], Real ma
 }
 
 template <class Logit, int lanes, int columns, int N>
-__device__ __forceinline__ RowLoss<RealOf<Logit>> row_loss_in_registers(const Logit* z1, const Logit* z2,
-                                                                        int64_t classes, int lane, bool with_kl,
+__device__ __forceinline__ RowLoss<RealOf<Logit>> row_loss_in_registers(const LogitPair& pair, const Logit* z1,
+                                                                        const Logit* z2, int lane,
                                                                         bool compare_predictions) {
   using Real = RealOf<Logit>;
   RowLoss<Real> row{};
   Real values1[columns], values2[columns];
-  load_row<lanes, columns, kChunk<Logit>, N, /*whole_vectors=*/false>(z1, classes, lane, values1);
-  load_row<lanes, columns, kChunk<Logit>, N, /*whole_vectors=*/false>(z2, classes, lane, values2);
+  load_row<lanes, columns, kChunk<Logit>, N, /*whole_vectors=*/false>(z1, pair.classes, lane, values1);
+  load_row<lanes, columns, kChunk<Logit>, N, /*whole_vectors=*/false>(z2, pair.classes, lane, values2);
 
   row.max1 = reduce_lanes<lanes>(largest(values1), Max{});
   row.max2 = reduce_lanes<lanes>(largest(values2), Max{});
@@ -108,14 +100,15 @@ __device__ __forceinline__ RowLoss<RealOf<Logit>> row_loss_in_registers(const Lo
   sum2 = reduce_lanes<lanes>(sum2, Sum{});
   row.log_sum1 = logarithm(sum1);
   row.log_sum2 = logarithm(sum2);
-  if (!with_kl) return row;
+  if (pair.co_lambda == 0.0) return row;
 
+  const JointLoss<Real> loss(pair);
   const Real scale1 = Real(1) / sum1, scale2 = Real(1) / sum2;
   const Real log_sum_difference = row.log_sum1 - row.log_sum2;
   Real kl[3] = {};
 #pragma unroll
   for (int i = 0; i < columns; ++i) {
-    add_divergences(values1[i] * scale1, values2[i] * scale2, differences[i] - log_sum_difference, kl);
+    loss.add_class(values1[i] * scale1, values2[i] * scale2, differences[i] - log_sum_difference, kl);
   }
   row.kl12 = reduce_lanes<lanes>(kl[0], Sum{});
   row.kl21 = reduce_lanes<lanes>(kl[1], Sum{});
@@ -134,9 +127,9 @@ __device__ __forceinline__ void rows_of_block(const RowParams& params, int64_t f
   const int64_t read_row = row < pair.rows ? row : pair.rows - 1;
   const Logit* z1 = first_logit1<Logit>(pair, read_row);
   const Logit* z2 = first_logit2<Logit>(pair, read_row);
-  const LabelUnderWay label(pair, read_row);  // with the logits; looked at when they are done
-  const auto result = row_loss_in_registers<Logit, mapping.lanes, mapping.columns, N>(
-      z1, z2, pair.classes, lane, pair.co_lambda != 0.0, params.compare_predictions);
+  const PendingLabel label(pair, read_row);  // loaded with the logits; used when they are done
+  const auto result =
+      row_loss_in_registers<Logit, mapping.lanes, mapping.columns, N>(pair, z1, z2, lane, params.compare_predictions);
   if (lane == 0 && row < pair.rows) write_row(params, row, label.arrived(pair), z1, z2, result);
 }
 
@@ -204,11 +197,12 @@ __device__ __forceinline__ bool predictions_differ(const Logit* z1, const Logit*
 }
 
 template <class Logit, int N>
-__device__ __forceinline__ RowLoss<RealOf<Logit>> row_loss_of_block(const Logit* z1, const Logit* z2, int64_t classes,
-                                                                    bool with_kl, bool compare_predictions,
+__device__ __forceinline__ RowLoss<RealOf<Logit>> row_loss_of_block(const LogitPair& pair, const Logit* z1,
+                                                                    const Logit* z2, bool compare_predictions,
                                                                     BlockScratch<RealOf<Logit>>& scratch) {
   using Real = RealOf<Logit>;
   constexpr int chunk = kChunk<Logit>;
+  const int64_t classes = pair.classes;
   RowLoss<Real> row{};
   RunningSum<Real> running1, running2;
   for_each_chunk<chunk, N>(z1, z2, classes, [&](int64_t, const auto& values1, const auto& values2) {
@@ -226,8 +220,9 @@ __device__ __forceinline__ RowLoss<RealOf<Logit>> row_loss_of_block(const Logit*
   row.log_sum1 = logarithm(sum[0]);
   row.log_sum2 = logarithm(sum[1]);
   if (compare_predictions) row.predictions_differ = predictions_differ<Logit, N>(z1, z2, classes, row, scratch.columns);
-  if (!with_kl) return row;
+  if (pair.co_lambda == 0.0) return row;
 
+  const JointLoss<Real> loss(pair);
   const Real scale1 = Real(1) / sum[0], scale2 = Real(1) / sum[1];
   const Real log_sum_difference = row.log_sum1 - row.log_sum2;
   Real kl[3] = {};
@@ -235,8 +230,8 @@ __device__ __forceinline__ RowLoss<RealOf<Logit>> row_loss_of_block(const Logit*
 #pragma unroll
     for (int i = 0; i < chunk; ++i) {
       const Real shifted1 = values1[i] - row.max1, shifted2 = values2[i] - row.max2;
-      add_divergences(exponential(shifted1) * scale1, exponential(shifted2) * scale2,
-                      (shifted1 - shifted2) - log_sum_difference, kl);
+      loss.add_class(exponential(shifted1) * scale1, exponential(shifted2) * scale2,
+                     (shifted1 - shifted2) - log_sum_difference, kl);
     }
   });
   reduce_block(kl, Real(0), Sum{}, scratch.sums);
@@ -254,8 +249,7 @@ __global__ void __launch_bounds__(kBlockRowThreads) row_losses_by_block(const __
   for (int64_t row = blockIdx.x; row < pair.rows; row += gridDim.x) {
     const Logit* z1 = first_logit1<Logit>(pair, row);
     const Logit* z2 = first_logit2<Logit>(pair, row);
-    const auto result =
-        row_loss_of_block<Logit, N>(z1, z2, pair.classes, pair.co_lambda != 0.0, params.compare_predictions, scratch);
+    const auto result = row_loss_of_block<Logit, N>(pair, z1, z2, params.compare_predictions, scratch);
     if (threadIdx.x == 0) write_row(params, row, read_label(pair, row), z1, z2, result);
   }
 }

@@ -24,7 +24,7 @@ __device__ __forceinline__ Real largest(const Real (&values)[count]) {
   return max;
 }
 
-// How many neighbouring columns a thread adds up before it goes on to its next ones, where the loss of a row is made:
+// How many neighbouring columns a thread adds up before its next ones, where the loss of a row is made:
 // as many as its widest load brings, however narrow the loads are that its address allows. So the order of the sums
 // follows from the row's type and length, and no bit of a loss from where its logits lie in memory.
 template <class Logit>

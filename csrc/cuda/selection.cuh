@@ -8,7 +8,7 @@
 
 namespace jocor_fast::cuda {
 
-// The rows that a block looks at.
+// The rows that a block reads.
 struct Slice {
   int64_t first, end;
 };

@@ -225,7 +225,7 @@ void check_batch(int64_t rows, int64_t classes, int64_t stride, int64_t offset, 
   expect_close(batch.grad2.from_device(), batch.grad2.host, of_gradient, "grad2", where);
 }
 
-// Losses that repeat, so that ties are taken in order.
+// Losses that repeat: ties are taken in order.
 template <class Real>
 void check_selection_alone(int64_t rows) {
   char where[80];

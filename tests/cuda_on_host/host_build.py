@@ -1,4 +1,4 @@
-"""Compiles the kernel sources of csrc/cuda for the host: a library for ctypes, or an executable under a sanitizer."""
+"""Compile the kernel sources of csrc/cuda for the host: a library for ctypes, or an executable under a sanitizer."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PRECOMPILED = "precompiled.h"
 
 
 def compiler() -> list[str] | None:
-    """The C++ compiler's command, or None where there is none."""
+    """Return the C++ compiler's command, or None where there is none."""
     command = shlex.split(os.environ.get("CXX", "c++"))
     return command if shutil.which(command[0]) else None
 
@@ -37,7 +37,7 @@ def compile_all(
     flags: Sequence[str] = OPTIMISED,
     precompiled: Path | None = None,
 ) -> list[Path]:
-    """An object file for each source, two at a time. Sources that end in .cu are read through the shim.
+    """Compile each source to an object file, two at a time. Sources that end in .cu are read through the shim.
 
     `precompiled` is what `precompile` made with the same flags: half of a kernel file's time is its headers.
     """
@@ -57,7 +57,7 @@ def compile_all(
 
 
 def precompile(folder: Path, flags: Sequence[str]) -> Path:
-    """The shim's large header, compiled ahead of the sources that are compiled with these flags."""
+    """Compile the shim's large header ahead of the sources that are compiled with these flags."""
     command = compiler()
     assert command is not None
     header = folder / PRECOMPILED
@@ -67,7 +67,7 @@ def precompile(folder: Path, flags: Sequence[str]) -> Path:
 
 
 def link(objects: Sequence[Path], target: Path, flags: Sequence[str]) -> Path:
-    """Links object files into a library or an executable."""
+    """Link object files into a library or an executable."""
     command = compiler()
     assert command is not None
     run([*command, *map(str, objects), *flags, "-o", str(target)])
@@ -75,7 +75,7 @@ def link(objects: Sequence[Path], target: Path, flags: Sequence[str]) -> Path:
 
 
 def run(command: Sequence[str], *, env: dict[str, str] | None = None) -> str:
-    """Standard output and error of a command that must succeed."""
+    """Return standard output and error of a command that must succeed."""
     done = subprocess.run(command, capture_output=True, text=True, env=env)
     assert done.returncode == 0, f"{shlex.join(command)}\n{done.stdout}{done.stderr}"
     return done.stdout + done.stderr

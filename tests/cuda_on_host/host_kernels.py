@@ -1,4 +1,4 @@
-"""Calls the three steps of csrc/cuda, compiled for the host, with NumPy arrays."""
+"""Call the three steps of csrc/cuda, compiled for the host, with NumPy arrays."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class LogitPair(ctypes.Structure):
     _fields_ = [
         ("rows", ctypes.c_int64), ("classes", ctypes.c_int64),
         ("label_type", ctypes.c_int), ("labels", ctypes.c_void_p), ("label_stride", ctypes.c_int64),
-        ("has_ignore_index", ctypes.c_bool), ("ignore_index", ctypes.c_int64),
+        ("has_ignore_index", ctypes.c_bool), ("ignore_index", ctypes.c_int64), ("co_lambda", ctypes.c_double),
         ("type", ctypes.c_int), ("logits1", ctypes.c_void_p), ("logits2", ctypes.c_void_p),
-        ("row_stride1", ctypes.c_int64), ("row_stride2", ctypes.c_int64), ("co_lambda", ctypes.c_double),
+        ("row_stride1", ctypes.c_int64), ("row_stride2", ctypes.c_int64),
     ]  # fmt: skip
 
 
@@ -121,7 +121,7 @@ def address(array: np.ndarray[Any, Any] | None) -> int | None:
 
 
 def dirty(shape: Any, dtype: Any) -> np.ndarray[Any, Any]:
-    """An array whose every byte is 0xA5: what is not written shows."""
+    """Return an array whose every byte is 0xA5: what is not written shows."""
     array = np.empty(shape, dtype)
     array.reshape(-1).view(np.uint8)[...] = 0xA5
     return array
@@ -222,7 +222,7 @@ class HostKernels:
         return self._selection_results(outputs)
 
     def row_losses_and_selection(self, pair: Pair, **settings: Any) -> tuple[RowResults, SelectionResults]:
-        """As the operator calls it: the selection reads the rows' states, then replaces them by its choice."""
+        """Run both as the operator does: the selection reads the rows' states, then replaces them by its choice."""
         row_params, results = self._rows(pair, settings.get("disagreement", "ignored") != "ignored")
         params, outputs = self._selection(
             results.per_sample,
@@ -245,7 +245,7 @@ class HostKernels:
         wanted: tuple[bool, bool] = (True, True),
         offset: int = 0,
     ) -> tuple[np.ndarray[Any, Any] | None, np.ndarray[Any, Any] | None]:
-        """Gradients [rows, classes] in the logits' type; `offset` columns lie before them in memory."""
+        """Return gradients [rows, classes] in the logits' type; `offset` columns precede them in memory."""
         shape = pair.logits1.shape
         size = shape[0] * shape[1]
         memory = [dirty(size + offset + 8, pair.logits1.dtype) if want else None for want in wanted]
@@ -258,7 +258,7 @@ class HostKernels:
         )  # fmt: skip
         self.call("row_gradients", params)
         for m in memory:
-            if m is not None:  # nothing is written beside the gradient
-                beside = np.concatenate([m[:offset], m[offset + size :]]).view(np.uint8)
-                assert (beside == 0xA5).all()
+            if m is not None:  # nothing is written around the gradient
+                around = np.concatenate([m[:offset], m[offset + size :]]).view(np.uint8)
+                assert (around == 0xA5).all()
         return gradients[0], gradients[1]

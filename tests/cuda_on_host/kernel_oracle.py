@@ -13,7 +13,7 @@ INELIGIBLE, ELIGIBLE, DIFFERING = 0, 1, 2
 
 
 def widen(logits: Array, dtype: str) -> Array:
-    """Logits as float64; "bfloat16" comes as its bits."""
+    """Return logits as float64; "bfloat16" comes as its bits."""
     if dtype == "bfloat16":
         return (logits.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
     return logits.astype(np.float64)
@@ -40,7 +40,7 @@ def _weighted(weight: Array, value: Array) -> Array:
 
 
 def rows(z1: Array, z2: Array, labels: Array, co_lambda: float, ignore_index: int | None) -> dict[str, Array]:
-    """What step 1 writes for float64 logits [rows, classes], by the names of joint_loss.h."""
+    """Return what step 1 writes for float64 logits [rows, classes], by the names of joint_loss.h."""
     classes = z1.shape[1]
     values = [int(label) for label in labels]
     ignored = np.array([ignore_index is not None and v == ignore_index for v in values])

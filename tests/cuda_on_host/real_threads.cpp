@@ -1,5 +1,5 @@
 // Runs the threads of a block as threads of the host, for the sanitizers. A barrier orders memory, a shuffle does not
-// (on a device neither): its exchange is relaxed, so that ThreadSanitizer sees a race where a kernel relies on a
+// (on a device neither): its exchange is relaxed: ThreadSanitizer sees a race where a kernel relies on a
 // shuffle to publish what another lane has written.
 #include <linux/futex.h>
 #include <sys/syscall.h>
@@ -87,7 +87,7 @@ unsigned add_atomically(unsigned* counter, unsigned value) {
   return __atomic_fetch_add(counter, value, __ATOMIC_RELAXED);
 }
 
-// A block at a time has none beside it: a kernel is run as on a device without clusters.
+// A block at a time has no others: a kernel is run as on a device without clusters.
 unsigned rank_in_cluster() { return 0; }
 unsigned blocks_of_cluster() { return 1; }
 void arrive_at_cluster_barrier() {}

@@ -59,7 +59,7 @@ def checks(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 
 def build(sanitizer: str, folder: Path, checks: list[Path]) -> Path:
-    """The program, of sources that hold the planted faults."""
+    """Build the program from sources that hold the planted faults."""
     flags = ["-O0", "-g1", "-Wno-error", *DEFINES[sanitizer], *SANITIZERS[sanitizer]]
     csrc, others = plant_all(folder), folder / "other_types.cpp"
     left_out = [name for name in CXX_NAMES if name != TYPE[sanitizer]]
@@ -71,7 +71,7 @@ def build(sanitizer: str, folder: Path, checks: list[Path]) -> Path:
 
 
 def run_check(program: Path, *what: str, planted: str = NONE) -> str:
-    """What the program printed; a sanitizer's report ends it with an exit status of its own."""
+    """Return what the program printed; a sanitizer's report ends it with an exit status of its own."""
     environ = {**os.environ, "TSAN_OPTIONS": "halt_on_error=1", **environment(planted)}
     done = subprocess.run([program, *what], capture_output=True, text=True, timeout=PATIENCE, env=environ)
     if "unexpected memory mapping" in done.stderr:  # ThreadSanitizer and a kernel that places programs too freely

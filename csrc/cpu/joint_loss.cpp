@@ -1,9 +1,9 @@
-// Which table of row kernels this processor gets. JOCOR_FAST_CPU_ISA=portable|avx2|avx512 asks for a lesser one, so
-// that every one is tested on one machine.
-#include "instruction_sets.h"
-
+// The steps of joint_loss.h on the CPU, by the row kernels of this processor's instruction set.
+// JOCOR_FAST_CPU_ISA=portable|avx2|avx512 asks for a lesser one, to test all of them on one machine.
 #include <cstdlib>
 #include <cstring>
+
+#include "instruction_sets.h"
 #if defined(__x86_64__)
 #include <cpuid.h>
 #endif

@@ -1,14 +1,13 @@
-// The two kernels of forward correction, by the means of row_kernels.h: loss and statistics of each row, and its
-// gradient.
+// The two kernels of forward correction: loss and statistics of each row, and its gradient.
 //
 // Included by one .cpp file per instruction set (see simd.h).
 #pragma once
 
-#include "row_kernels.h"
+#include "row_vectors.h"
 
 namespace jocor_fast::cpu::JF_ISA {
 
-// A row's logits, and log T[:, y] of its label y beside them.
+// A row's logits, and log T[:, y] of its label y.
 template <class Logit>
 struct CorrectedRow {
   const Logit* z;
@@ -94,7 +93,7 @@ void corrected_gradients_of(const CorrectedGradientParams& params, int64_t begin
     const auto kept = statistics[i];
     Logit* const gradient = static_cast<Logit*>(params.grad) + i * classes;
     if (row.log_t == nullptr || __builtin_isnan(kept.max)) {  // written, not multiplied by 0: 0 * NaN is NaN
-      row_gradient_zero(gradient, classes);
+      zero_row(gradient, classes);
       continue;
     }
     const Real weight = static_cast<const Real*>(params.grad_output)[i * params.grad_stride] * Real(params.scale);

@@ -1,0 +1,175 @@
+// Step 1: the loss of every row and the four numbers that its gradient needs again.
+//
+// Included by one .cpp file per instruction set (see simd.h).
+#pragma once
+
+#include "row_vectors.h"
+
+namespace jocor_fast::cpu::JF_ISA {
+
+// Exponentials are kept from one phase to the next: a block holds as many rows as keep them in the first-level cache.
+// Rows longer than that are blocks of their own that compute them again.
+constexpr int64_t kKeptExponentials = 2048;  // of each network
+
+template <class Logit>
+struct Block {
+  using Real = RealOf<Logit>;
+  const Logit* z1[kBlockRows];
+  const Logit* z2[kBlockRows];
+  alignas(64) Real max1[kBlockRows], max2[kBlockRows];          // of a row's logits
+  alignas(64) Real sum1[kBlockRows], sum2[kBlockRows];          // of exp(z - max)
+  alignas(64) Real log_sum1[kBlockRows], log_sum2[kBlockRows];  // lse without its large part, the maximum
+  Real kl12[kBlockRows], kl21[kBlockRows], symmetric_kl[kBlockRows];
+  int64_t kept_stride;  // of a row's exponentials below; 0: not kept
+  alignas(64) Real exp1[kKeptExponentials], exp2[kKeptExponentials];
+};
+
+template <class Logit>
+JF_INLINE void find_maxima(Block<Logit>& block, int64_t rows, int64_t classes) {
+  for (int64_t r = 0; r < rows; ++r) {
+    const auto maxima = row_maxima(block.z1[r], block.z2[r], classes);
+    block.max1[r] = maxima.first;
+    block.max2[r] = maxima.second;
+  }
+}
+
+template <class Logit, bool kKeep>
+JF_INLINE void sum_exponentials(Block<Logit>& block, int64_t rows, int64_t classes) {
+  using Real = RealOf<Logit>;
+  for (int64_t r = 0; r < rows; ++r) {
+    const Real max1 = block.max1[r], max2 = block.max2[r];
+    const auto add = [&](int64_t j, int n, auto whole, Vector<Real>* sums) __attribute__((always_inline)) {
+      const Vector<Real> exp1 = exp_nonpositive(load_columns(block.z1[r], j, n, whole) - max1);
+      const Vector<Real> exp2 = exp_nonpositive(load_columns(block.z2[r], j, n, whole) - max2);
+      sums[0] += exp1;
+      sums[1] += exp2;
+      if constexpr (kKeep) {
+        store(block.exp1 + r * block.kept_stride + j, exp1);
+        store(block.exp2 + r * block.kept_stride + j, exp2);
+      }
+    };
+    const auto sums = sums_over_columns<Real, 2>(classes, add);
+    block.sum1[r] = sums[0];
+    block.sum2[r] = sums[1];
+  }
+}
+
+template <class Logit, bool kKept>
+JF_INLINE void sum_divergences(Block<Logit>& block, int64_t rows, int64_t classes,
+                               const JointLoss<RealOf<Logit>>& loss) {
+  using Real = RealOf<Logit>;
+  using V = Vector<Real>;
+  for (int64_t r = 0; r < rows; ++r) {
+    const Real scale1 = Real(1) / block.sum1[r], scale2 = Real(1) / block.sum2[r];
+    const Real max1 = block.max1[r], max2 = block.max2[r];
+    const Real log_sum_difference = block.log_sum1[r] - block.log_sum2[r];
+    const auto add = [&](int64_t j, int n, auto whole, V* sums) __attribute__((always_inline)) {
+      const V shifted1 = load_columns(block.z1[r], j, n, whole) - max1;
+      const V shifted2 = load_columns(block.z2[r], j, n, whole) - max2;
+      V exp1, exp2;
+      if constexpr (kKept) {
+        exp1 = load(block.exp1 + r * block.kept_stride + j);
+        exp2 = load(block.exp2 + r * block.kept_stride + j);
+      } else {
+        exp1 = exp_nonpositive(shifted1);
+        exp2 = exp_nonpositive(shifted2);
+      }
+      const V p = exp1 * scale1, q = exp2 * scale2;
+      const V delta = (shifted1 - shifted2) - log_sum_difference;
+      loss.add_class(p, q, delta, sums);
+    };
+    const auto sums = sums_over_columns<Real, 3>(classes, add);
+    block.kl12[r] = sums[0];
+    block.kl21[r] = sums[1];
+    block.symmetric_kl[r] = sums[2];
+  }
+}
+
+template <class Real>
+JF_INLINE void write_at(void* array, int64_t row, Real value) {
+  if (array != nullptr) static_cast<Real*>(array)[row] = value;
+}
+
+// Writes the results of a row. Returns whether its label is valid or ignored.
+template <class Logit>
+JF_INLINE bool write_row(const RowParams& params, const Block<Logit>& block, int64_t r, int64_t row,
+                         const JointLoss<RealOf<Logit>>& loss) {
+  using Real = RealOf<Logit>;
+  const LogitPair& pair = params.pair;
+  const Label label = read_label(pair, row);
+  Real loss1 = 0, loss2 = 0, joint = 0;
+  if (label.valid) {
+    // log_sum - (z_y - max) and not lse - z_y: the large numbers leave before the small ones are added
+    loss1 = block.log_sum1[r] - (logit_at(block.z1[r], label.value) - block.max1[r]);
+    loss2 = block.log_sum2[r] - (logit_at(block.z2[r], label.value) - block.max2[r]);
+    joint = loss.of_row(loss1, loss2, block.symmetric_kl[r]);
+  } else if (!label.ignored) {
+    loss1 = loss2 = joint = std::numeric_limits<Real>::quiet_NaN();
+  }
+  const Real log_sum1 = __builtin_isfinite(joint) ? block.log_sum1[r] : std::numeric_limits<Real>::quiet_NaN();
+  static_cast<RowStatistics<Real>*>(params.statistics)[row] = {log_sum1, block.log_sum2[r], block.kl12[r],
+                                                               block.kl21[r]};
+  write_at(params.per_sample, row, joint);
+  write_at(params.cross_entropy1, row, loss1);
+  write_at(params.cross_entropy2, row, loss2);
+  if (params.row_state != nullptr) {
+    const bool differ =
+        params.compare_predictions && arg_max(block.z1[r], pair.classes) != arg_max(block.z2[r], pair.classes);
+    params.row_state[row] = label.ignored ? kIneligible : (differ ? kEligibleAndPredictionsDiffer : kEligible);
+  }
+  return label.valid || label.ignored;
+}
+
+template <class Logit, bool kWithKl>
+int64_t row_losses_of(const RowParams& params, int64_t begin, int64_t end) {
+  using Real = RealOf<Logit>;
+  const LogitPair& pair = params.pair;
+  const JointLoss<Real> loss(pair);
+  const int64_t padded_classes = (pair.classes + Lanes<Real>::count - 1) / Lanes<Real>::count * Lanes<Real>::count;
+  const bool keep = kWithKl && padded_classes <= kKeptExponentials;
+  const int64_t fitting_rows = keep ? kKeptExponentials / padded_classes : (kWithKl ? 1 : kBlockRows);
+  const int64_t block_rows = fitting_rows < kBlockRows ? fitting_rows : kBlockRows;
+  Block<Logit> block;
+  for (int64_t r = 0; r < kBlockRows; ++r) {  // lanes past the last row
+    block.sum1[r] = block.sum2[r] = Real(1);
+    block.kl12[r] = block.kl21[r] = block.symmetric_kl[r] = Real(0);  // what stays where lambda = 0
+  }
+  block.kept_stride = keep ? padded_classes : 0;
+
+  int64_t first_bad_label = kNoBadLabel;
+  for (int64_t first = begin; first < end; first += block_rows) {
+    const int64_t rows = end - first < block_rows ? end - first : block_rows;
+    for (int64_t r = 0; r < rows; ++r) {
+      block.z1[r] = static_cast<const Logit*>(pair.logits1) + (first + r) * pair.row_stride1;
+      block.z2[r] = static_cast<const Logit*>(pair.logits2) + (first + r) * pair.row_stride2;
+    }
+    find_maxima(block, rows, pair.classes);
+    if (keep) {
+      sum_exponentials<Logit, true>(block, rows, pair.classes);
+    } else {
+      sum_exponentials<Logit, false>(block, rows, pair.classes);
+    }
+    take_logarithms(block.sum1, block.log_sum1);
+    take_logarithms(block.sum2, block.log_sum2);
+    if constexpr (kWithKl) {
+      if (keep) {
+        sum_divergences<Logit, true>(block, rows, pair.classes, loss);
+      } else {
+        sum_divergences<Logit, false>(block, rows, pair.classes, loss);
+      }
+    }
+    for (int64_t r = 0; r < rows; ++r) {
+      const bool good = write_row(params, block, r, first + r, loss);
+      if (!good && first_bad_label == kNoBadLabel) first_bad_label = first + r;
+    }
+  }
+  return first_bad_label;
+}
+
+inline int64_t row_losses(const RowParams& params, int64_t begin, int64_t end) {
+  return with_types(params.pair, [&](auto* type, auto with_kl) {
+    return row_losses_of<std::remove_pointer_t<decltype(type)>, decltype(with_kl)::value>(params, begin, end);
+  });
+}
+
+}  // namespace jocor_fast::cpu::JF_ISA
