@@ -28,16 +28,21 @@ __device__ __forceinline__ void wait_for_previous_kernel() {
 // What is known of a kernel on each device, once it has been asked for.
 class PerDevice {
  public:
-  // `ask` returns a yes or a no. Its errors are a no; they are taken from the runtime, where the next check of a launch
-  // would find them.
+  // `ask(yes)` sets a yes or a no. Its error is a no for this once, and the next call asks again: an error may be one
+  // of the moment, such as that of a call within the capture of a graph. It is taken from the runtime, where the next
+  // check of a launch would find it.
   template <class Ask>
   bool operator()(Ask ask) {
     int device = 0;
     if (cudaGetDevice(&device) != cudaSuccess || device >= kDevices) return false;
     int answer = answers_[device].load(std::memory_order_relaxed);
     if (answer == kNotAsked) {
-      answer = ask() ? kYes : kNo;
-      cudaGetLastError();
+      bool yes = false;
+      if (ask(yes) != cudaSuccess) {
+        cudaGetLastError();
+        return false;
+      }
+      answer = yes ? kYes : kNo;
       answers_[device].store(answer, std::memory_order_relaxed);
     }
     return answer == kYes;
@@ -57,10 +62,11 @@ class PerDevice {
 template <class... Parameters>
 bool is_code_for_9_0(void (*kernel)(Parameters...)) {
   static PerDevice known;
-  return known([kernel] {
+  return known([kernel](bool& yes) {
     cudaFuncAttributes attributes{};
     const cudaError_t error = cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(kernel));
-    return error == cudaSuccess && attributes.ptxVersion >= 90;
+    yes = attributes.ptxVersion >= 90;
+    return error;
   });
 }
 
@@ -79,7 +85,7 @@ struct Configuration {
   cudaLaunchConfig_t launch = {};
 
   Configuration(Grid grid, cudaStream_t stream, bool linked) {
-    // the kernels walk over their rows in steps of the grid, so that a grid of the largest size reaches any row
+    // the kernels walk over their rows in steps of the grid, and a grid of the largest size reaches any row
     launch.gridDim = dim3(static_cast<unsigned>(std::min<int64_t>(grid.blocks, std::numeric_limits<int32_t>::max())));
     launch.blockDim = dim3(static_cast<unsigned>(grid.threads));
     launch.stream = stream;
@@ -111,11 +117,13 @@ cudaError_t launch(void (*kernel)(Parameters...), Grid grid, cudaStream_t stream
 template <class... Parameters>
 bool runs_as_cluster(void (*kernel)(Parameters...), int blocks, int threads) {
   static PerDevice known;
-  return is_code_for_9_0(kernel) && known([=] {
+  return is_code_for_9_0(kernel) && known([=](bool& yes) {
            const Configuration configuration({blocks, threads, /*one_cluster=*/true}, nullptr, /*linked=*/false);
            int clusters = 0;
            const auto code = reinterpret_cast<const void*>(kernel);
-           return cudaOccupancyMaxActiveClusters(&clusters, code, &configuration.launch) == cudaSuccess && clusters > 0;
+           const cudaError_t error = cudaOccupancyMaxActiveClusters(&clusters, code, &configuration.launch);
+           yes = clusters > 0;
+           return error;
          });
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -150,6 +151,12 @@ class HostKernels:
             Launch(kernel, int(blocks), int(threads), linked == "linked", cluster == "cluster")
             for kernel, blocks, threads, linked, cluster in lines
         ]
+
+    def answers(self, outcomes: Sequence[int]) -> list[bool]:
+        """Return the answers to a question of a device whose calls end in a no (0), a yes (1) or an error (-1)."""
+        answers = (ctypes.c_bool * len(outcomes))()
+        self.library.kernels_ask((ctypes.c_int * len(outcomes))(*outcomes), len(outcomes), answers)
+        return list(answers)
 
     def call(self, step: str, *parameters: ctypes.Structure) -> None:
         error = getattr(self.library, f"kernels_{step}")(*(ctypes.byref(p) for p in parameters))

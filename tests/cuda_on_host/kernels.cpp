@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <string>
 
+#include "cuda/linked_launch.cuh"
 #include "joint_loss.h"
 
 using namespace jocor_fast;
@@ -49,7 +50,19 @@ const char* kernels_take_launches() {
   return text.c_str();
 }
 
-// So that the Python side notices when its view of the structs is not theirs.
+void kernels_refuse_questions() { cuda_on_host::settings.refuses_questions = true; }
+
+void kernels_ask(const int* outcomes, int count, bool* answers) {
+  cuda::PerDevice known;
+  for (int i = 0; i < count; ++i) {
+    answers[i] = known([&](bool& yes) {
+      yes = outcomes[i] != 0;
+      return outcomes[i] < 0 ? cudaErrorInvalidValue : cudaSuccess;
+    });
+  }
+}
+
+// For the Python side to notice that its view of the structs is not theirs.
 size_t kernels_size_of_parameters(int step) {
   constexpr size_t sizes[] = {sizeof(RowParams), sizeof(SelectionParams), sizeof(GradientParams)};
   return sizes[step];

@@ -269,6 +269,27 @@ def test_a_selection_is_linked_where_its_code_waits_for_the_rows(
     assert printed.strip() == str([False, linked])
 
 
+def test_an_error_of_a_question_is_not_kept_as_its_answer(library: HostKernels) -> None:
+    """Such as one within the capture of a graph; the first answer is, for it cannot change."""
+    assert library.answers([-1, -1, 1, 0, -1]) == [False, False, True, True, True]
+    assert library.answers([-1, 0, 1]) == [False, False, False]
+
+
+def test_the_first_selection_asks_for_all_sizes(library: HostKernels) -> None:
+    """A capture may have more rows than its warm-up, and asks no question then."""
+    code = (
+        "import sys\nfrom pathlib import Path\nimport numpy as np\nfrom host_kernels import HostKernels\n"
+        "kernels = HostKernels(Path(sys.argv[1]))\n"
+        "for rows in (100, 9000):\n"
+        "    kernels.select_small_loss(np.arange(rows, dtype=np.float32), num_keep=4)\n"
+        "    kernels.library.kernels_refuse_questions()\n"
+        "print([launch.cluster for launch in kernels.take_launches()])"
+    )
+    environ = {**os.environ, "PYTHONPATH": str(HERE)}
+    printed = run([sys.executable, "-c", code, library.library._name], env=environ)
+    assert printed.strip() == "[False, True]"
+
+
 def test_the_selection_among_differing_predictions_follows_the_rows(kernels: HostKernels) -> None:
     for rows in (100, 1000):
         pair = random_pair(rows, 10, seed=5)

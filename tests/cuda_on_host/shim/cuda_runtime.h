@@ -1,4 +1,4 @@
-// Stands in for the toolkit's header of this name, so that a host compiler turns the kernel sources, unchanged, into
+// Stands in for the toolkit's header of this name: with it a host compiler turns the kernel sources, unchanged, into
 // functions that run here. Only what the kernels use is there, with the meaning that it has on a device of capability
 // 9.0; a use that is undefined on a device (lanes that meet at different operations, a barrier that some threads never
 // reach) is an error and not a guess. fibres.cpp and real_threads.cpp run the threads.
@@ -62,6 +62,7 @@ struct Settings {
   int planted_fault = from_environment("PLANTED_FAULT", 0);  // the number of one of the faults in mutants.py, or 0
   int code_for = from_environment("CODE_FOR", 90);           // the architecture of the loaded code; 0: none fits
   int clusters = from_environment("CLUSTERS", 1);            // that the device has room for
+  bool refuses_questions = false;                            // about a kernel's code, as it may within a capture
 };
 extern Settings settings;
 
@@ -204,10 +205,12 @@ inline cudaError_t cudaGetDevice(int* device) {
   return cudaSuccess;
 }
 inline cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void*) {
+  if (cuda_on_host::settings.refuses_questions) return cudaErrorInvalidValue;
   attributes->ptxVersion = cuda_on_host::settings.code_for;
   return cudaSuccess;
 }
 inline cudaError_t cudaOccupancyMaxActiveClusters(int* clusters, const void*, const cudaLaunchConfig_t*) {
+  if (cuda_on_host::settings.refuses_questions) return cudaErrorInvalidValue;
   *clusters = cuda_on_host::settings.clusters;
   return cudaSuccess;
 }
