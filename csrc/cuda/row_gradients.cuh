@@ -84,13 +84,15 @@ __device__ __forceinline__ void write_gradients(const RowTask<Logit>& task, int6
                                                 RealOf<Logit> max1, RealOf<Logit> max2) {
   using Real = RealOf<Logit>;
   Real slopes1[N], slopes2[N];
+  const int64_t ahead = task.label - column;  // compared in 32 bits: in 64 the registers of 10.0 do not suffice
+  const int label_at = ahead >= 0 && ahead < N ? static_cast<int>(ahead) : N;
 #pragma unroll
   for (int i = 0; i < N; ++i) {
     // the maximum leaves first: lse, as large as the logits, would take digits along
     const Real log_p = (values1[i] - max1) - task.statistics.log_sum1;
     const Real log_q = (values2[i] - max2) - task.statistics.log_sum2;
     const Real p = exponential(log_p), q = exponential(log_q);
-    const Real label_part = column + i == task.label ? task.loss.label_gradient() : Real(0);
+    const Real label_part = i == label_at ? task.loss.label_gradient() : Real(0);
     if (task.loss.agreement != 0) {
       const Real delta = finite_log_ratio(log_p, log_q);
       slopes1[i] = task.loss.class_gradient(p, q, delta, task.statistics.kl12) + label_part;
@@ -106,10 +108,15 @@ __device__ __forceinline__ void write_gradients(const RowTask<Logit>& task, int6
   if (task.gradient2 != nullptr) store_columns<N>(task.gradient2 + column, slopes2);
 }
 
+// Blocks of a multiprocessor at once, at least: 4 of 128 threads leave each 128 registers. Left to itself, ptxas stops
+// at 96 for 10.0, where half-precision logits that are loaded one by one spill.
+template <class Logit, int N>
+constexpr int kGradientRowBlocks = sizeof(Logit) == 2 && N == 1 ? 4 : 0;  // 0: ptxas chooses
+
 // A row a group of lanes. The shuffles want every lane of the warp, so rows that have nothing to read, or lie past the
 // last one, go along with zeros. `classes` is a multiple of N.
 template <class Logit, int mapping_index, int N>
-__global__ void __launch_bounds__(kRowMappings[mapping_index].threads)
+__global__ void __launch_bounds__(kRowMappings[mapping_index].threads, kGradientRowBlocks<Logit, N>)
     row_gradients_in_registers(const __grid_constant__ GradientParams params) {
   using Real = RealOf<Logit>;
   constexpr RowMapping mapping = kRowMappings[mapping_index];
