@@ -20,7 +20,11 @@ const char* kernels_select_small_loss(const SelectionParams* params) {
 }
 
 const char* kernels_row_losses_and_selection(const RowParams* rows, const SelectionParams* selection) {
-  return cuda::row_losses_and_selection(*rows, *selection, nullptr);
+  const size_t real = rows->pair.type == LogitType::float64 ? sizeof(double) : sizeof(float), count = rows->pair.rows;
+  cuda_on_host::written_before = {{rows->per_sample, count * real}, {rows->row_state, count}};
+  const char* error = cuda::row_losses_and_selection(*rows, *selection, nullptr);
+  cuda_on_host::written_before.clear();
+  return error;
 }
 
 const char* kernels_row_gradients(const GradientParams* params) { return cuda::row_gradients(*params, nullptr); }

@@ -59,6 +59,14 @@ def small_batches(kernels: HostKernels) -> None:
     selection.test_a_small_batch_takes_one_launch_and_others_two_that_are_linked(kernels, "float32", 128, 10, True)
 
 
+def linked_batches(kernels: HostKernels) -> None:
+    selection.test_a_small_batch_takes_one_launch_and_others_two_that_are_linked(kernels, "float32", 40, 300, False)
+
+
+def strides(kernels: HostKernels) -> None:
+    rows.test_the_width_of_the_loads_follows_the_distance_between_rows(kernels, "float32")
+
+
 def large_batches(kernels: HostKernels) -> None:
     selection.test_a_small_batch_takes_one_launch_and_others_two_that_are_linked(kernels, "float32", 600, 10, False)
 
@@ -108,7 +116,7 @@ def mean_of_a_cluster(kernels: HostKernels) -> None:
     selection.test_the_choice_does_not_depend_on_the_blocks_of_the_cluster(kernels, rows.np.float32, 3)
 
 
-VECTORS = "cuda/row_vectors.cuh"
+VECTORS, LAUNCHES = "cuda/row_vectors.cuh", "cuda/row_launches.cuh"
 REDUCTIONS, ROWS, GRADIENTS = "cuda/reductions.cuh", "cuda/row_losses.cuh", "cuda/row_gradients.cuh"
 SELECTION, COUNTING, RADIX = "cuda/selection.cuh", "cuda/counting_selection.cuh", "cuda/radix_selection.cuh"
 TOGETHER, CLUSTER = "cuda/rows_and_selection.cuh", "cuda/cluster.cuh"
@@ -172,6 +180,15 @@ MUTANTS = {
     "selection: does not wait for the rows": Mutant(
         RADIX, "wait_for_previous_kernel();\n  select_by_radix",
         "if (!FAULT) wait_for_previous_kernel();\n  select_by_radix", large_batches,
+    ),
+    "selection by counting: reads before it waits for the rows": Mutant(
+        COUNTING, "wait_for_previous_kernel();\n  select_by_counting<Real>(params, scratch);",
+        "if (!FAULT) wait_for_previous_kernel();\n  select_by_counting<Real>(params, scratch);\n"
+        "  if (FAULT) wait_for_previous_kernel();", linked_batches,
+    ),
+    "rows: 16-byte loads at any stride": Mutant(
+        LAUNCHES, "(pair.row_stride1 % columns == 0 && pair.row_stride2 % columns == 0);",
+        "FAULT || (pair.row_stride1 % columns == 0 && pair.row_stride2 % columns == 0);", strides,
     ),
     # the end of a row, of a warp, of a batch
     "rows: a vector may end one column late": Mutant(
@@ -238,7 +255,7 @@ NONE = ""  # planted: no fault
 
 
 def plant_all(folder: Path) -> Path:
-    """A copy of csrc/ in `folder` that holds every fault; the shim's settings say which of them is true."""
+    """Copy csrc/ to `folder` with every fault in it; the shim's settings say which of them is true."""
     csrc = Path(shutil.copytree(CSRC, folder / "csrc", ignore=shutil.ignore_patterns("__pycache__")))
     for number, mutant in enumerate(MUTANTS.values(), start=1):
         file = csrc / mutant.file
@@ -250,12 +267,12 @@ def plant_all(folder: Path) -> Path:
 
 
 def environment(planted: str) -> dict[str, str]:
-    """What plants a fault into a library or a program that is loaded with it."""
+    """Return the environment that plants a fault into a library or a program."""
     return {} if planted == NONE else {"PLANTED_FAULT": str(list(MUTANTS).index(planted) + 1)}
 
 
 def run_test(library: str, planted: str, test: Test, answer: Connection) -> None:
-    """Sends what went wrong, or an empty text."""
+    """Send what went wrong, or an empty text."""
     try:
         os.environ.update(environment(planted))
         kernels = HostKernels(Path(library))

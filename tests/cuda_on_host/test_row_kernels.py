@@ -19,7 +19,7 @@ CLASSES = [1, 2, 10, 14, 16, 17, 31, 32, 33, 100, 255, 256, 257, 1000, 1024, 102
 
 
 def kernel_of(step: str, dtype: str, classes: int, width: int) -> str:
-    """The kernel that must serve these rows: part of a warp, a warp, or a block that loops over each."""
+    """Return the kernel that must serve these rows: part of a warp, a warp, or a block that loops over each."""
     name = CXX_NAMES[dtype]
     longest = 256 if dtype == "float64" else 1024
     if classes > longest:
@@ -148,7 +148,7 @@ def test_equal_rows_have_equal_bits_wherever_they_lie(kernels: HostKernels, clas
 @pytest.mark.parametrize("dtype", LOGIT_TYPES)
 @pytest.mark.parametrize("classes", [10, 16, 37, 100, 300, 1500])
 def test_the_width_of_the_loads_changes_no_bit(kernels: HostKernels, dtype: str, classes: int) -> None:
-    """So a row has the same loss and gradient however its logits are laid out, and alone as in a batch."""
+    """A row has the same loss and gradient however its logits are laid out, and alone as in a batch."""
     results: list[list[Any]] = []
     for width in vector_widths(dtype):
         pair = random_pair(9, classes, dtype, width)
@@ -158,6 +158,23 @@ def test_the_width_of_the_loads_changes_no_bit(kernels: HostKernels, dtype: str,
     for others in results[1:]:
         for one, other in zip(results[0], others, strict=True):
             np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("dtype", LOGIT_TYPES)
+def test_the_width_of_the_loads_follows_the_distance_between_rows(kernels: HostKernels, dtype: str) -> None:
+    """A first row at a multiple of 16 bytes says nothing of the others; each network's rows have their own distance."""
+    widest = vector_widths(dtype)[0]
+    for width in vector_widths(dtype):
+        for name in ("logits1", "logits2"):
+            wide = random_pair(9, 40, dtype, widest)
+            values = oracle.widen(getattr(wide, name), dtype)
+            pair = replace(wide, **{name: in_memory(values, dtype, width, by_stride=True)})
+            results = kernels.row_losses(pair)
+            assert_rows_are_right(pair, results)
+            kernels.row_gradients(pair, results.statistics, np.ones(9, pair.real))
+            rows, gradients = kernels.take_launches()
+            assert kernel_of("row_losses", dtype, 40, width) in rows.kernel
+            assert kernel_of("row_gradients", dtype, 40, width) in gradients.kernel
 
 
 def test_rows_further_apart_than_32_bits_count(kernels: HostKernels) -> None:
@@ -185,7 +202,7 @@ def test_rows_further_apart_than_32_bits_count(kernels: HostKernels) -> None:
 
 
 def gradient_width(dtype: str, width: int, classes: int) -> int:
-    """The widest vector that the logits allow and that divides a row of the gradient."""
+    """Return the widest vector that the logits allow and that divides a row of the gradient."""
     return next(w for w in vector_widths(dtype) if w <= width and classes % w == 0)
 
 
@@ -281,7 +298,7 @@ def test_classes_ruled_out_have_no_gradient_and_make_none_nan(kernels: HostKerne
 
 
 def replace_infinities(pair: Pair) -> Pair:
-    """The masked class as a very small logit, which float64 formulas without guards can read."""
+    """Return the masked class as a very small logit, which float64 formulas without guards can read."""
     low1, low2 = (
         np.where(np.isinf(z), z.min(where=np.isfinite(z), initial=0, axis=1, keepdims=True) - 700, z)
         for z in as_float64(pair)

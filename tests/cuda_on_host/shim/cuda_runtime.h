@@ -81,6 +81,14 @@ void arrive_at_cluster_barrier();
 void wait_at_cluster_barrier();
 void* shared_memory_of(const void* mine, unsigned rank);
 
+// What the next linked kernel's predecessor writes: garbage until the first thread has waited for it. On a device the two
+// run at the same time; here the first has ended when the second starts.
+struct Bytes {
+  void* first;
+  size_t count;
+};
+inline std::vector<Bytes> written_before;
+
 // Runs the kernel for every thread of the grid. Returns what went wrong, or null.
 const char* run_grid(dim3 grid, dim3 block, bool linked, bool cluster, const std::function<void()>& kernel);
 extern const char* last_error;
