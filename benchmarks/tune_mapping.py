@@ -1,12 +1,13 @@
-"""Measures the mapping table of csrc/cuda/row_mapping.h on the GPU at hand, and prints it as measured.
+"""Measure the mapping table of csrc/cuda/row_mapping.h on the GPU at hand, and print it as measured.
 
     python benchmarks/tune_mapping.py [--types float32,bfloat16]
 
 Compiles tune_mapping.cu, without torch, against a copy of csrc/ whose table is all candidates: lanes that share a row,
-columns that a lane holds, threads in a block. Then, for every number of classes, the best of them over types, steps and
-batch sizes; the batch size up to which counting selects faster than the radix search (kCountingRows), and that up to
-which the radix search is faster in one block than in a cluster (kOneBlockRows); and the rounds up to which one block
-for rows and selection beats two launches (kSingleBlockRounds). About two minutes on sixteen cores.
+columns that a lane holds, threads in a block. First the batch size up to which the radix search is faster in one block
+than in a cluster (kOneBlockRows), whose barriers flush the L1 cache; then, for every number of classes, the best
+candidates over types, steps and batch sizes; the batch size up to which counting selects faster than the radix search
+(kCountingRows); and the rounds up to which one block for rows and selection beats two launches (kSingleBlockRounds).
+About two minutes on sixteen cores.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ def header_with(candidates: Sequence[Mapping], header: str) -> str:
 def compile_program(
     nvcc: str, dtype: str, candidates: Sequence[Mapping], folder: Path, flags: Sequence[str] = ("-arch=native",)
 ) -> Path:
-    """tune_mapping.cu for one logit type.
+    """Compile tune_mapping.cu for one logit type.
 
     Raises:
         subprocess.CalledProcessError: it does not compile; the messages are on the standard error.
@@ -128,7 +129,7 @@ def parse(outputs: Iterable[str]) -> Measured:
 
 
 def ranked(times: dict[Mapping, list[float]]) -> list[tuple[float, Mapping]]:
-    """Mappings by how many times the best of each measurement they take, on (geometric) average; the best first.
+    """Return mappings by their time over the best of each measurement, as a geometric mean; the best first.
 
     The looping block has no gradient here, and is compared where it was measured: it stands in no table line.
     """
@@ -142,7 +143,7 @@ def ranked(times: dict[Mapping, list[float]]) -> list[tuple[float, Mapping]]:
 
 
 def table(measured: Measured, tolerance: float = 1.03) -> list[tuple[int, Mapping]]:
-    """Lines (classes up to, mapping): the next line's mapping is taken over where it is as good within `tolerance`."""
+    """Return lines (classes up to, mapping); the next line's mapping is kept where it is as good within `tolerance`."""
     lines: list[tuple[int, Mapping]] = []
     for classes in sorted(measured.mappings, reverse=True):
         order = ranked(measured.mappings[classes])
@@ -154,7 +155,7 @@ def table(measured: Measured, tolerance: float = 1.03) -> list[tuple[int, Mappin
 
 
 def crossover(pairs: dict[int, list[tuple[float, float]]]) -> int:
-    """The largest size up to which the first of the two ways is never slower, on average over the types."""
+    """Return the largest size up to which the first of two ways is never slower, on average over the types."""
     largest = 0
     for size in sorted(pairs):
         if statistics.mean(first for first, _ in pairs[size]) > statistics.mean(second for _, second in pairs[size]):
@@ -164,7 +165,10 @@ def crossover(pairs: dict[int, list[tuple[float, float]]]) -> int:
 
 
 def report(measured: Measured) -> str:
-    lines = ["the best candidates by classes (times the best of each measurement, geometric mean)"]
+    lines = ["rows: by radix in one block, in a cluster (µs, of each type)"]
+    lines += [f"  {rows:>6}  {pairs}" for rows, pairs in sorted(measured.clusters.items())]
+    lines += [f"constexpr int64_t kOneBlockRows = {crossover(measured.clusters)};", ""]
+    lines.append("the best candidates by classes (times the best of each measurement, geometric mean)")
     for classes in sorted(measured.mappings):
         best = ", ".join(f"{mapping}: {factor:.3f}" for factor, mapping in ranked(measured.mappings[classes])[:4])
         lines.append(f"  {classes:>5}  {best}")
@@ -173,9 +177,6 @@ def report(measured: Measured) -> str:
     lines += ["};", "", "rows: by counting, by radix (µs, of each type)"]
     lines += [f"  {rows:>5}  {pairs}" for rows, pairs in sorted(measured.selections.items())]
     lines += [f"constexpr int64_t kCountingRows = {crossover(measured.selections)};", ""]
-    lines.append("rows: by radix in one block, in a cluster (µs, of each type)")
-    lines += [f"  {rows:>6}  {pairs}" for rows, pairs in sorted(measured.clusters.items())]
-    lines += [f"constexpr int64_t kOneBlockRows = {crossover(measured.clusters)};", ""]
     lines.append("classes, rounds: in one launch, in two (µs, of each type)")
     lines += [f"  {key}  {pairs}" for key, pairs in sorted(measured.rounds.items())]
     for classes in sorted({classes for classes, _ in measured.rounds}):

@@ -12,13 +12,13 @@ struct RowMapping {
   int threads;  // in a block
 };
 
-// A row in registers is read once. A lane holds whole chunks of 16 bytes (kChunk), so that the first line is none for
-// half precision. Each line's reason:
+// A row in registers is read once. A lane holds whole chunks of 16 bytes (kChunk): the first line is none for half
+// precision. Each line's reason:
 //   4 x 4:   10 and 14 classes, as most of the paper's data sets have: of the next line's 600 instructions a quarter is
 //            for columns beyond 16 (counted from nvcc's code).
 //   4 x 8:   a 16-byte load a lane covers half-precision rows of 32 classes whole, and two shuffles reduce a row; a
 //            warp per row would leave 22 of its 32 lanes idle at 10 classes.
-//   32 x 8:  CIFAR-100 and the like: 16 logits a lane, so that many warps fit on a multiprocessor.
+//   32 x 8:  CIFAR-100 and the like: 16 logits a lane, and many warps fit on a multiprocessor.
 //   32 x 32: 64 logits a lane, and as many exponentials, are what float32 can hold without spilling.
 // Longer rows go to a whole block that loops over them and reads them twice, the second time mostly from the cache.
 // The limits follow from the register file; which of two neighbours is faster near its limit is not measured yet:
@@ -57,7 +57,10 @@ constexpr int kRowsInRegisters = 8;
 constexpr int kRadixThreads = 1024;  // at most
 
 // Up to this size the radix search takes one block, above the eight of a cluster: about as long as a full block takes
-// for its instructions a cluster's blocks wait for one another, which hardly depends on the rows (estimated).
+// for its instructions a cluster's blocks wait for one another, which hardly depends on the rows (estimated). Each
+// sweep has one such barrier, and its arrival, which releases at the scope of the cluster, compiles to MEMBAR.ALL.GPU
+// and CCTL.IVALL: it flushes the L1 cache, from which slices of more than 8,192 rows read their losses again. The
+// estimate leaves that out, so `python benchmarks/tune_mapping.py` measures this limit first.
 constexpr int64_t kOneBlockRows = 8192;
 
 }  // namespace jocor_fast::cuda
