@@ -19,9 +19,11 @@ from matplotlib.image import imread
 from rich.console import Console
 
 from children import PATIENCE
+from engine_cases import blobs, held_out, settings, small_mlp
 from jocor_fast.files.names import read_json, read_metrics
 from jocor_fast.files.whole_file import write_text
 from jocor_fast.report.curves import draw_comparison, draw_curves, save_figure
+from jocor_fast.report.metrics import added_metrics
 from jocor_fast.report.noise_matrix import draw_noise_matrices
 from jocor_fast.report.screen import (
     Heartbeat,
@@ -35,6 +37,7 @@ from jocor_fast.report.screen import (
 )
 from jocor_fast.report.summary import best_epoch, last_mean, mean_and_std
 from jocor_fast.report.tables import TextTable, csv_text, percent, percent_with_std
+from jocor_fast.runs.fit import fit
 
 BLUE, ORANGE = (0x1F / 255, 0x77 / 255, 0xB4 / 255), (0xFF / 255, 0x7F / 255, 0x0E / 255)  # matplotlib's C0 and C1
 
@@ -479,6 +482,12 @@ def test_a_metric_that_is_added_to_the_lines_is_shown_everywhere(
     assert "  least loss 0.0526  " in epoch_line(metrics[-1], 19)
     summary = {"last_10_mean": last_mean(metrics), "best_by_validation": None}
     assert ("least loss", "1.0000", "n/a", "0.0526") in final_table(metrics, summary).rows
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_no_metric_of_a_run_counts_as_added() -> None:
+    run = fit(settings(epochs=1), small_mlp, blobs(70), test=held_out(21))
+    assert added_metrics(run.metrics) == []
 
 
 @pytest.fixture
