@@ -21,7 +21,7 @@ from time import perf_counter
 import torch
 from torch import nn
 
-from jocor_fast.data.samples import TrainData
+from jocor_fast.data.samples import Samples
 from jocor_fast.engine import loop
 from jocor_fast.engine.epoch_log import EpochLog
 from jocor_fast.engine.loop import Observer
@@ -64,7 +64,7 @@ def stepper(kind: str, case: str, processes: Processes) -> Callable[[], float]:
     build, shape, batch = CASES[case]
     torch.manual_seed(0)
     settings = TrainSettings(forget_rate=0.5, batch_size=batch, device="cpu")
-    data = TrainData(torch.randint(256, (20 * batch, *shape), dtype=torch.uint8), torch.randint(10, (20 * batch,)))
+    data = Samples(torch.randint(256, (20 * batch, *shape), dtype=torch.uint8), torch.randint(10, (20 * batch,)))
     state = TrainingState(settings, (build(), build()), data, None, None, torch.device("cpu"), processes)
     if kind in (PLAIN, WRAPPED):
         modules, sample = state.networks, state.source.first()

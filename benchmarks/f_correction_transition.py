@@ -27,6 +27,7 @@ from torch import Tensor, nn
 import jocor_fast as jf
 from jocor_fast.data.catalogue import load_dataset
 from jocor_fast.data.dataset import Dataset
+from jocor_fast.data.samples import Samples
 from jocor_fast.models.networks import mlp
 from jocor_fast.noise.estimate import anchor_percentile, estimate_transition
 from jocor_fast.report.tables import TextTable
@@ -41,14 +42,14 @@ def estimated(data: Dataset, labels: np.ndarray, epochs: int) -> np.ndarray:
     """T by a Standard network of this many epochs."""
     run = jf.train(
         lambda: mlp(784, data.num_classes),
-        (data.train_inputs, labels),
+        (data.train.arrays()[0], labels),
         method="standard",
         forget_rate=0.0,
         epochs=epochs,
         seed=1000 + SEED,
     )
     with torch.no_grad():
-        probabilities = run.networks[0](scaled(data.train_inputs)).double().softmax(1).numpy()
+        probabilities = run.networks[0](scaled(data.train)).double().softmax(1).numpy()
     return estimate_transition(probabilities, anchor_percentile(data.num_classes))
 
 
@@ -57,19 +58,18 @@ def classifier(data: Dataset, softmax_twice: bool) -> nn.Module:
     return nn.Sequential(network, nn.Softmax(dim=1)) if softmax_twice else network
 
 
-def scaled(images: np.ndarray) -> Tensor:
-    return torch.from_numpy(images).float().div_(255)
+def scaled(samples: Samples) -> Tensor:
+    return torch.from_numpy(samples.arrays()[0]).float().div_(255)
 
 
 def accuracy(data: Dataset, labels: np.ndarray, transition: np.ndarray, recipe: str, softmax_twice: bool) -> float:
     """Test accuracy, the mean over the last ten epochs, of a network trained with this T by this recipe."""
-    assert data.test_inputs is not None
-    assert data.test_labels is not None
+    assert data.test is not None
     torch.manual_seed(SEED)
     network = classifier(data, softmax_twice)
     optimizer = torch.optim.Adam(network.parameters(), lr=LR)
-    inputs, targets, matrix = scaled(data.train_inputs), torch.from_numpy(labels), torch.from_numpy(transition)
-    test_inputs, test_labels = scaled(data.test_inputs), torch.from_numpy(data.test_labels)
+    inputs, targets, matrix = scaled(data.train), torch.from_numpy(labels), torch.from_numpy(transition)
+    test_inputs, test_labels = scaled(data.test), data.test.labels
     steps = jf.schedules.steps_per_epoch(len(targets), BATCH, recipe)
     last_epoch = jf.schedules.trained_epochs(EPOCHS, recipe)
     accuracies = []
@@ -114,9 +114,8 @@ def main() -> None:
     parser.add_argument("--softmax-twice", action="store_true", help="networks with this T end in a softmax")
     arguments = parser.parse_args()
     data = load_dataset("mnist")
-    assert isinstance(data, Dataset)
     true = jf.noise.transition_matrix(arguments.noise, data.num_classes, arguments.noise_rate, "mnist")
-    labels = jf.noise.corrupt(data.train_labels, true, seed=SEED)
+    labels = jf.noise.corrupt(data.train.labels, true, seed=SEED)
     path = RESULTS / f"{arguments.noise}-{arguments.noise_rate:g}.json"
     results: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
     wanted = {TRUE: 0} | {f"by {n} epochs": int(n) for n in arguments.first_stages.split(",") if n}

@@ -16,7 +16,7 @@ from time import perf_counter
 
 import torch
 
-from jocor_fast.data.samples import TrainData
+from jocor_fast.data.samples import Samples
 from jocor_fast.engine import loop
 from jocor_fast.engine.epoch_log import EpochLog
 from jocor_fast.engine.loop import Observer
@@ -48,7 +48,7 @@ def spell(*, history: bool) -> Callable[[], float]:
     """What trains `SPELL` steps and returns the seconds of one."""
     torch.manual_seed(0)
     settings = TrainSettings(forget_rate=0.5, batch_size=BATCH, device="cpu")
-    data = TrainData(torch.randint(256, (SAMPLES, 1, 28, 28), dtype=torch.uint8), torch.randint(10, (SAMPLES,)))
+    data = Samples(torch.randint(256, (SAMPLES, 1, 28, 28), dtype=torch.uint8), torch.randint(10, (SAMPLES,)))
     state = TrainingState(settings, (mlp(784, 10), mlp(784, 10)), data, None, None, torch.device("cpu"))
     if not history:
         state.history.note = lambda *_: None  # type: ignore[method-assign]

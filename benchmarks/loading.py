@@ -7,17 +7,16 @@ import itertools
 import os
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import torch
 from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from jocor_fast.data.images.bad_files import BadFiles
-from jocor_fast.data.images.image_set import ImageList
 from jocor_fast.data.images.preprocessing import Preprocessing
-from jocor_fast.data.images.source import ImageInputs
-from jocor_fast.data.samples import TrainData
+from jocor_fast.data.images.source import ImageFiles
+from jocor_fast.data.samples import Samples
 from jocor_fast.engine import loop
 from jocor_fast.engine.epoch_log import EpochLog
 from jocor_fast.engine.loop import Observer
@@ -34,9 +33,9 @@ WARM_UP_STEPS = 20
 Batches = Callable[[], Iterator[Tensor]]  # a pass over the images, as networks take them
 
 
-def loaded_by(loader: str, images: ImageList, device: torch.device) -> Batches:
+def loaded_by(loader: str, images: ImageFiles, device: torch.device) -> Batches:
     """One of our loaders, normalisation included, each pass in another order."""
-    source = ImageInputs(images, PREPROCESSING, loader, BadFiles()).open(device, BATCH, training=True)
+    source = replace(images, preprocessing=PREPROCESSING, loader=loader).open(device, BATCH, training=True)
     epochs = itertools.count(1)
 
     def passed() -> Iterator[Tensor]:
@@ -51,7 +50,7 @@ def loaded_by(loader: str, images: ImageList, device: torch.device) -> Batches:
 class _Files(Dataset[Tensor]):
     """What the usual scripts do to an image: Pillow opens, converts, resizes and crops; a tensor is normalised."""
 
-    def __init__(self, images: ImageList) -> None:
+    def __init__(self, images: ImageFiles) -> None:
         self.paths = [os.path.join(images.folder, path) for path in images.paths]
         self.mean, self.std = (
             torch.tensor(values)[:, None, None] for values in (PREPROCESSING.mean, PREPROCESSING.std)
@@ -68,7 +67,7 @@ class _Files(Dataset[Tensor]):
         return pil_to_tensor(resized.crop((16, 16, 240, 240))).float().div_(255).sub_(self.mean).div_(self.std)
 
 
-def loaded_by_dataloader(images: ImageList, workers: int) -> Batches:
+def loaded_by_dataloader(images: ImageFiles, workers: int) -> Batches:
     """torch's DataLoader with a worker a core, which stay from pass to pass."""
     loader = DataLoader(_Files(images), BATCH, shuffle=True, num_workers=workers, persistent_workers=workers > 0)
     return lambda: iter(loader)
@@ -94,13 +93,14 @@ def images_per_second(batches: Batches, count: int, device: torch.device, *, sec
     return passes * count / (time.perf_counter() - started)
 
 
-def train_resnets(images: ImageList, loader: str, device: torch.device, *, seconds: float) -> dict[str, float]:
+def train_resnets(images: ImageFiles, loader: str, device: torch.device, *, seconds: float) -> dict[str, float]:
     """JoCoR with two ResNet-18 in bfloat16, as `jocor-fast train` runs it: images a second, share of waiting."""
     settings = TrainSettings(forget_rate=0.3, batch_size=BATCH, epochs=1000, precision="bfloat16", device=str(device))
     torch.manual_seed(0)
     networks = [build_model("resnet18", (3, 224, 224), CLASSES).to(device) for _ in range(2)]
-    inputs = ImageInputs(images, PREPROCESSING, loader, BadFiles())
-    state = TrainingState(settings, networks, TrainData(inputs, torch.from_numpy(images.labels)), None, None, device)
+    inputs = replace(images, preprocessing=PREPROCESSING, loader=loader)
+    labels = torch.arange(len(images)) % CLASSES
+    state = TrainingState(settings, networks, Samples(inputs, labels), None, None, device)
     measured = _Measured(seconds)
     with contextlib.suppress(_MeasuredEnough):
         loop.train(state, range(1, 1000), measured)

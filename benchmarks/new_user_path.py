@@ -21,7 +21,6 @@ import numpy as np
 from PIL import Image
 
 from jocor_fast.data.catalogue import load_dataset
-from jocor_fast.data.dataset import Dataset
 from jocor_fast.report.tables import TextTable
 from record import machine
 
@@ -95,9 +94,9 @@ def main(work: Path) -> None:
     inside = {**bare, "PATH": f"{clone / '.venv' / 'bin'}:{bare['PATH']}"}
     preparing = timed(f"git clone --quiet {ROOT} {clone} && python3 -m venv {clone / '.venv'}", work, bare)[0]
     data = load_dataset("mnist")
-    assert isinstance(data, Dataset)
-    chosen = np.random.default_rng(1).permutation(len(data.train_labels))[:IMAGES]
-    wrong = make_photos(clone / PHOTOS, data.train_inputs[chosen], data.train_labels[chosen], WRONG)
+    inputs, labels = data.train.arrays()
+    chosen = np.random.default_rng(1).permutation(len(labels))[:IMAGES]
+    wrong = make_photos(clone / PHOTOS, inputs[chosen], labels[chosen], WRONG)
     rows, shown = [("clone and virtual environment", f"{preparing:.0f} s")], []
     for command in readme_commands(SETTING_UP) + readme_commands(OWN_IMAGES):
         seconds, text = timed(command, clone, inside)

@@ -7,14 +7,14 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from jocor_fast.data.images.image_set import ImageList
 from jocor_fast.data.images.prepare import Preparation, prepared_jpeg
+from jocor_fast.data.images.source import ImageFiles
 
 ORIGINAL = (800, 600)  # height, width: about what the images of Clothing1M have
 QUALITY = 90
 
 
-def write_photos(folder: Path, count: int, *, distinct: int = 24, prepared: bool = False) -> ImageList:
+def write_photos(folder: Path, count: int, *, distinct: int = 24, prepared: bool = False) -> ImageFiles:
     """`count` files, copies of `distinct` images; where `prepared`, as `jocor-fast prepare` leaves them."""
     folder.mkdir(parents=True)
     generator = np.random.default_rng(0)
@@ -28,7 +28,7 @@ def write_photos(folder: Path, count: int, *, distinct: int = 24, prepared: bool
             Image.fromarray(image).save(folder / names[number], quality=QUALITY)
     for number in range(distinct, count):
         (folder / names[number]).write_bytes((folder / names[number % distinct]).read_bytes())
-    return ImageList(folder, names, np.arange(count) % 14)
+    return ImageFiles(folder, names)
 
 
 def pink_noise(height: int, width: int, generator: np.random.Generator) -> np.ndarray:

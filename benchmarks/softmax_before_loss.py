@@ -23,7 +23,6 @@ from torch import nn
 
 import jocor_fast as jf
 from jocor_fast.data.catalogue import load_dataset
-from jocor_fast.data.dataset import Dataset
 from jocor_fast.models.networks import mlp
 
 RESULTS = Path(__file__).parent / "results"
@@ -42,15 +41,16 @@ def main() -> None:
     name = f"{arguments.noise}-{arguments.noise_rate:g}"
     work = arguments.work / arguments.method / name
     data = load_dataset("mnist")
-    assert isinstance(data, Dataset)
+    assert data.test is not None
+    (inputs, labels), test_data = data.train.arrays(), data.test.arrays()
     noise = jf.noise.transition_matrix(arguments.noise, data.num_classes, arguments.noise_rate, "mnist")
     run = jf.train(
         lambda: nn.Sequential(mlp(784, data.num_classes), nn.Softmax(dim=1)),
-        (data.train_inputs, jf.noise.corrupt(data.train_labels, noise, seed=SEED)),
-        test_data=(data.test_inputs, data.test_labels),
-        clean_labels=data.train_labels,
+        (inputs, jf.noise.corrupt(labels, noise, seed=SEED)),
+        test_data=test_data,
+        clean_labels=labels,
         method=arguments.method,
-        forget_rate=jf.noise.expected_rate(noise, data.train_labels),
+        forget_rate=jf.noise.expected_rate(noise, labels),
         recipe="published",
         seed=SEED,
         output=work,

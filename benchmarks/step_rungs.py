@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset
 
 import contenders
 from inputs import CO_LAMBDA
-from jocor_fast.data.samples import TrainData
+from jocor_fast.data.samples import Samples
 from jocor_fast.engine import loop
 from jocor_fast.engine.epoch_log import EpochLog
 from jocor_fast.engine.loop import EpochEvent, Observer
@@ -48,12 +48,12 @@ class Task:
     samples: int
     steps: int
 
-    def data(self) -> TrainData:
+    def data(self) -> Samples:
         """Noise: what the pixels show changes no time."""
         generator = torch.Generator().manual_seed(0)
         inputs = torch.randint(256, (self.samples, *self.shape), dtype=torch.uint8, generator=generator)
         labels = torch.randint(self.classes, (self.samples,), generator=generator)
-        return TrainData(inputs, labels, labels, SCALE)
+        return Samples(inputs, labels, labels, SCALE)
 
     def networks(self, device: torch.device) -> tuple[nn.Module, ...]:
         torch.manual_seed(0)
@@ -81,7 +81,7 @@ def tasks_of(device: str) -> list[Task]:
 class OfOneSample(Dataset[tuple[Tensor, Tensor]]):
     """What a worker process does for each sample: as torchvision's ToTensor, but without the detour over Pillow."""
 
-    def __init__(self, data: TrainData) -> None:
+    def __init__(self, data: Samples) -> None:
         assert isinstance(data.inputs, Tensor)
         self.inputs, self.labels = data.inputs, data.labels
 
@@ -92,7 +92,7 @@ class OfOneSample(Dataset[tuple[Tensor, Tensor]]):
         return self.inputs[index].float().div(255), self.labels[index]
 
 
-def from_workers(data: TrainData, batch: int, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
+def from_workers(data: Samples, batch: int, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
     while True:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that there are fewer cores
@@ -101,7 +101,7 @@ def from_workers(data: TrainData, batch: int, device: torch.device) -> Iterator[
             yield inputs.to(device), labels.to(device)
 
 
-def from_memory(data: TrainData, batch: int, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
+def from_memory(data: Samples, batch: int, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
     assert isinstance(data.inputs, Tensor)
     stored, labels = data.inputs.to(device), data.labels.to(device)
     while True:

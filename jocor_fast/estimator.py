@@ -16,7 +16,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import nn
 
-from jocor_fast.data.samples import TrainData, input_warnings
+from jocor_fast.data.samples import Samples, input_warnings
 from jocor_fast.engine.plan import unfinished_ramp
 from jocor_fast.engine.settings import TrainSettings
 from jocor_fast.machine import resolve_device
@@ -118,7 +118,7 @@ class JoCoRClassifier(ClassifierMixin, BaseEstimator):
         run = fit(
             settings,
             lambda: self._build_network(X.shape[1:], len(self.classes_)),
-            TrainData(inputs, torch.from_numpy(numbers)),
+            Samples(inputs, torch.from_numpy(numbers)),
         )
         if run.summary["status"] == "diverged":
             fault = run.summary["diverged"]

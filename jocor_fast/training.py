@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from jocor_fast.arguments import at_least, check_switch
 from jocor_fast.data.arrays import user_path
 from jocor_fast.data.classes import as_array, label_values, number_classes
-from jocor_fast.data.samples import as_network_input, check_inputs, input_warnings
+from jocor_fast.data.samples import Samples, as_network_input, check_inputs, input_warnings
 from jocor_fast.data.torch_dataset import DatasetInputs
 from jocor_fast.engine.networks import NetworkSource, probe_classes
 from jocor_fast.engine.plan import unfinished_ramp
@@ -24,7 +24,7 @@ from jocor_fast.engine.processes import joined_processes
 from jocor_fast.engine.settings import TrainSettings
 from jocor_fast.errors import ArgumentTypeError, ArgumentValueError
 from jocor_fast.machine import own_modes, usable_cores
-from jocor_fast.runs.fit import EpochEvent, EvalData, Observer, Recording, Run, TrainData, fit
+from jocor_fast.runs.fit import EpochEvent, Observer, Recording, Run, fit
 
 _TABLE_SHOWN = 20
 _LOGGER = logging.getLogger("jocor_fast")
@@ -154,12 +154,12 @@ def train(
         samples = len(inputs.get(name, inputs["train_data"]))
         if len(tensor) != samples:
             raise ValueError(f"{name} must have one label for each of its {samples} inputs, got {len(tensor)} labels")
-    evaluation = {name: EvalData(inputs[name], labels[name]) for name in inputs if name != "train_data"}
+    evaluation = {name: Samples(inputs[name], labels[name]) for name in inputs if name != "train_data"}
     with joined_processes(settings.device) as processes:
         return fit(
             settings,
             networks,
-            TrainData(inputs["train_data"], labels["train_data"], labels.get("clean_labels")),
+            Samples(inputs["train_data"], labels["train_data"], labels.get("clean_labels")),
             test=evaluation.get("test_data"),
             val=evaluation.get("val_data"),
             recording=Recording(

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from jocor_fast.data.samples import Samples
 from jocor_fast.engine import loop
 from jocor_fast.engine.epoch_log import EpochLog
 from jocor_fast.engine.loop import EpochEvent, Observer
@@ -18,7 +19,7 @@ from jocor_fast.engine.processes import ALONE
 from jocor_fast.engine.settings import TrainSettings
 from jocor_fast.engine.state import TrainingState
 from jocor_fast.runs import fit as runs_fit
-from jocor_fast.runs.fit import EvalData, Recording, Run, TrainData
+from jocor_fast.runs.fit import Recording, Run
 
 CLASSES = 4
 METRICS = [  # the fields of a line of metrics.jsonl, in their order
@@ -29,7 +30,7 @@ METRICS = [  # the fields of a line of metrics.jsonl, in their order
 TIMINGS = ("seconds", "eval_seconds", "samples_per_second", "wait_share")
 
 
-def blobs(count: int, shape: tuple[int, ...] = (6,), *, seed: int = 0, noise: float = 0.4) -> TrainData:
+def blobs(count: int, shape: tuple[int, ...] = (6,), *, seed: int = 0, noise: float = 0.4) -> Samples:
     """uint8 samples around one centre a class; a share of the labels is drawn anew, the clean ones are known."""
     generator = torch.Generator().manual_seed(seed)
     centres = 60 + 130 * torch.randint(2, (CLASSES, *shape), generator=torch.Generator().manual_seed(4))
@@ -37,13 +38,13 @@ def blobs(count: int, shape: tuple[int, ...] = (6,), *, seed: int = 0, noise: fl
     spread = torch.randint(-50, 51, (count, *shape), generator=generator)
     flipped = torch.rand(count, generator=generator) < noise
     noisy = torch.where(flipped, torch.randint(CLASSES, (count,), generator=generator), clean)
-    return TrainData((centres[clean] + spread).to(torch.uint8), noisy, clean)
+    return Samples((centres[clean] + spread).to(torch.uint8), noisy, clean)
 
 
-def held_out(count: int, shape: tuple[int, ...] = (6,), *, seed: int = 1) -> EvalData:
+def held_out(count: int, shape: tuple[int, ...] = (6,), *, seed: int = 1) -> Samples:
     """Samples with true labels."""
     data = blobs(count, shape, seed=seed, noise=0.0)
-    return EvalData(data.inputs, data.labels)
+    return Samples(data.inputs, data.labels)
 
 
 def small_mlp() -> nn.Module:
@@ -85,7 +86,7 @@ def settings(**changes: Any) -> TrainSettings:
 def run(
     network: Callable[[], nn.Module] = small_mlp,
     *,
-    data: TrainData | None = None,
+    data: Samples | None = None,
     output: Path | None = None,
     **changes: Any,
 ) -> Run:
@@ -96,10 +97,10 @@ def run(
 def fit(
     settings: TrainSettings,
     networks: Any,
-    train: TrainData,
+    train: Samples,
     *,
-    test: EvalData | None = None,
-    val: EvalData | None = None,
+    test: Samples | None = None,
+    val: Samples | None = None,
     output: str | Path | None = None,
     processes: Any = ALONE,
     on_epoch: Callable[[EpochEvent], object] | None = None,
@@ -128,7 +129,7 @@ def fit(
     )
 
 
-def training(networks: tuple[nn.Module, ...], data: TrainData, **changes: Any) -> TrainingState:
+def training(networks: tuple[nn.Module, ...], data: Samples, **changes: Any) -> TrainingState:
     """What the loop works on, without files."""
     return TrainingState(settings(**changes), networks, data, None, None, torch.device("cpu"))
 
@@ -187,7 +188,7 @@ def same_bits(first: list[Tensor], second: list[Tensor]) -> bool:
     return len(first) == len(second) and all(map(torch.equal, first, second))
 
 
-def first_batches(data: TrainData, size: int, *, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
+def first_batches(data: Samples, size: int, *, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
     """The whole batches of the first epoch of a run with this seed."""
     order = torch.randperm(len(data.labels), generator=torch.Generator().manual_seed(seed))
     for rows in order[: len(order) // size * size].split(size):

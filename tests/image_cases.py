@@ -9,7 +9,7 @@ import numpy as np
 from PIL import Image
 
 from jocor_fast.data.catalogue import load_dataset
-from jocor_fast.data.images.image_set import ImageDataset
+from jocor_fast.data.dataset import Dataset
 
 CLASS_NAMES = ("T-Shirt", "Shirt", "Knitwear", "Chiffon")
 COLOURS = ((200, 40, 40), (40, 190, 60), (50, 60, 210), (220, 210, 60))
@@ -82,8 +82,8 @@ def damage(root: Path, keys: list[str]) -> dict[str, str]:
     return {missing: "no such file", truncated: "truncated", empty: "empty", text: "not an image"}
 
 
-def loaded(name: str, root: Path | None = None) -> ImageDataset:
+def loaded(name: str, root: Path | None = None) -> Dataset:
     """A data set of image files, by its name."""
     dataset = load_dataset(name, root)
-    assert isinstance(dataset, ImageDataset)
+    assert dataset.files is not None
     return dataset

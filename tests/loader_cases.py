@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import importlib.util
+from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from jocor_fast.data.images.bad_files import BadFiles
-from jocor_fast.data.images.image_set import ImageList
 from jocor_fast.data.images.preprocessing import Preprocessing
-from jocor_fast.data.images.source import ImageInputs
+from jocor_fast.data.images.source import ImageFiles
 from jocor_fast.data.samples import InputSource
 
 CPU = torch.device("cpu")
@@ -36,7 +35,7 @@ EACH_LOADER = pytest.mark.parametrize("loader", LOADERS)
 
 
 def opened(
-    images: ImageList,
+    images: ImageFiles,
     loader: str,
     *,
     preprocessing: Preprocessing = SMALL,
@@ -44,8 +43,9 @@ def opened(
     bad_files: BadFiles | None = None,
     seed: int = 0,
 ) -> InputSource:
-    inputs = ImageInputs(images, preprocessing, loader, BadFiles() if bad_files is None else bad_files, seed)
-    return inputs.open(CPU, BATCH, training=training)
+    bad_files = BadFiles() if bad_files is None else bad_files
+    files = replace(images, preprocessing=preprocessing, loader=loader, bad_files=bad_files, seed=seed)
+    return files.open(CPU, BATCH, training=training)
 
 
 def pixels(source: InputSource, stored: Tensor, preprocessing: Preprocessing = SMALL) -> Tensor:
@@ -61,7 +61,7 @@ def numbers_and_pixels(source: InputSource, order: Tensor, epoch: int = 1) -> tu
     )
 
 
-def write_list(folder: Path, files: dict[str, bytes]) -> ImageList:
+def write_list(folder: Path, files: dict[str, bytes]) -> ImageFiles:
     for name, data in files.items():
         (folder / name).write_bytes(data)
-    return ImageList(folder, list(files), np.zeros(len(files), np.int64))
+    return ImageFiles(folder, list(files))

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from engine_cases import blobs, fit, parameters, same_bits, settings, small_cnn
+from jocor_fast.data.samples import Samples
 from jocor_fast.engine import augment
-from jocor_fast.runs.fit import TrainData
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -48,5 +48,5 @@ def test_crops_are_drawn_anew_each_step_and_follow_the_seed() -> None:
     assert not same_bits(plain, first)
 
 
-def run_cnn(data: TrainData, **changes: Any) -> list[Tensor]:
+def run_cnn(data: Samples, **changes: Any) -> list[Tensor]:
     return parameters(fit(settings(epochs=2, **changes), small_cnn, data).networks)

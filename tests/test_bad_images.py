@@ -13,23 +13,22 @@ import torch
 from image_cases import damage, encoded, loaded, picture, write_clothing1m
 from jocor_fast.data.images.bad_files import BadFiles
 from jocor_fast.data.images.image_file import BadImage, read_bytes
-from jocor_fast.data.images.image_set import MOST_TRIED, ImageList
 from jocor_fast.data.images.preprocessing import Preprocessing
-from jocor_fast.data.images.source import BATCHES_AHEAD, ImageSource
+from jocor_fast.data.images.source import BATCHES_AHEAD, MOST_TRIED, ImageFiles, ImageSource
 from jocor_fast.errors import DataError
 from loader_cases import BATCH, EACH_LOADER, numbers_and_pixels, opened, write_list
 
 
 @pytest.fixture
-def spoilt(tmp_path: Path) -> tuple[ImageList, dict[str, str]]:
+def spoilt(tmp_path: Path) -> tuple[ImageFiles, dict[str, str]]:
     """Training images of which four cannot be read, and why each cannot."""
     reasons = damage(tmp_path, write_clothing1m(tmp_path))
-    return loaded("clothing1m", tmp_path).train, reasons
+    return loaded("clothing1m", tmp_path).files, reasons
 
 
 @EACH_LOADER
 def test_a_bad_image_is_replaced_by_the_next_good_one_of_its_batch_or_left_out(
-    spoilt: tuple[ImageList, dict[str, str]], loader: str
+    spoilt: tuple[ImageFiles, dict[str, str]], loader: str
 ) -> None:
     images, reasons = spoilt
     bad = [images.paths.index(path) for path in reasons]
@@ -52,7 +51,7 @@ def test_a_bad_image_is_replaced_by_the_next_good_one_of_its_batch_or_left_out(
 
 @EACH_LOADER
 def test_a_bad_image_is_met_once_and_never_opened_again(
-    spoilt: tuple[ImageList, dict[str, str]], loader: str, monkeypatch: pytest.MonkeyPatch
+    spoilt: tuple[ImageFiles, dict[str, str]], loader: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     images, reasons = spoilt
     source = opened(images, loader)
@@ -98,7 +97,7 @@ def test_pipes_devices_and_files_larger_than_any_image_are_bad_at_once(tmp_path:
 
 @EACH_LOADER
 def test_strict_ends_at_the_first_bad_image_with_its_name(
-    spoilt: tuple[ImageList, dict[str, str]], loader: str
+    spoilt: tuple[ImageFiles, dict[str, str]], loader: str
 ) -> None:
     images, reasons = spoilt
     with pytest.raises(DataError) as caught:
@@ -109,7 +108,7 @@ def test_strict_ends_at_the_first_bad_image_with_its_name(
 
 @EACH_LOADER
 def test_a_folder_without_a_readable_image_is_one_sentence(tmp_path: Path, loader: str) -> None:
-    images = ImageList(tmp_path, [f"{number}.jpg" for number in range(5)], np.zeros(5, np.int64))
+    images = ImageFiles(tmp_path, [f"{number}.jpg" for number in range(5)])
     with pytest.raises(
         DataError,
         match=r"none of 5 images, tried all over the data set, can be read, the first of them is 0.jpg \(no such",
@@ -119,7 +118,7 @@ def test_a_folder_without_a_readable_image_is_one_sentence(tmp_path: Path, loade
 
 @EACH_LOADER
 def test_where_nothing_can_be_read_any_more_few_files_are_tried(tmp_path: Path, loader: str) -> None:
-    missing = ImageList(tmp_path, [f"{number}.jpg" for number in range(3000)], np.zeros(3000, np.int64))
+    missing = ImageFiles(tmp_path, [f"{number}.jpg" for number in range(3000)])
     for start in (lambda source: source.first(), lambda source: next(source.batches(torch.arange(3000), BATCH))):
         bad_files = BadFiles()
         with pytest.raises(DataError, match=r"none of .* images, tried all over the data set, can be read, the first"):
@@ -137,7 +136,9 @@ def test_a_whole_class_of_bad_images_ends_no_run(tmp_path: Path, loader: str) ->
 
 
 @pytest.mark.parametrize("augment", [False, True])
-def test_both_loaders_give_the_same_pixels_and_numbers(spoilt: tuple[ImageList, dict[str, str]], augment: bool) -> None:
+def test_both_loaders_give_the_same_pixels_and_numbers(
+    spoilt: tuple[ImageFiles, dict[str, str]], augment: bool
+) -> None:
     pytest.importorskip("nvidia.dali")
     preprocessing = Preprocessing((40, 36), crop=32, augment=augment)
     order = torch.randperm(len(spoilt[0]), generator=torch.Generator().manual_seed(2))

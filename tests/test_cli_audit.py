@@ -21,7 +21,6 @@ from image_cases import write_clothing1m
 from jocor_fast.cli.program import main
 from jocor_fast.config.resolve import resolve
 from jocor_fast.config.task import build_task
-from jocor_fast.data.images.image_set import ImageDataset
 from jocor_fast.data.labels import read_labels
 from jocor_fast.engine.history import SampleHistory
 from jocor_fast.methods import StepLoss
@@ -64,7 +63,7 @@ def test_the_list_names_every_sample_once_the_most_suspicious_first(audited: Pat
     assert [int(row["prediction_2"]) for row in rows] == found.prediction[1][found.ranking].tolist()
     assert [int(row["times_selected"]) for row in rows] == found.selected[found.ranking].tolist()
     assert list(rows[0])[:2] == ["id", "path"]
-    wrong = task.given_labels != task.dataset.train_labels
+    wrong = task.given_labels != task.dataset.train.arrays()[1]
     assert wrong[ids[:400]].mean() > 0.95
 
 
@@ -96,12 +95,12 @@ def test_the_page_holds_its_pictures_and_all_labels(audited: Path) -> None:
 def test_applied_suggestions_are_labels_that_train_reads(audited: Path, tmp_path: Path) -> None:
     task, found = build_task(resolve(NOISE)), jf.audit(audited)
     corrected = audited / "audit" / "corrected.csv"
-    labels = read_labels(str(corrected), task.dataset.train_labels, 10).noisy
+    labels = read_labels(str(corrected), task.dataset.train.arrays()[1], 10).noisy
     assert (labels[task.train_ids] == found.suggested).all()
     held_out = np.setdiff1d(np.arange(len(labels)), task.train_ids)
     assert (labels[held_out] == task.given_labels[held_out]).all()
-    before = (task.given_labels != task.dataset.train_labels).mean()
-    assert (labels != task.dataset.train_labels).mean() < before / 3
+    before = (task.given_labels != task.dataset.train.arrays()[1]).mean()
+    assert (labels != task.dataset.train.arrays()[1]).mean() < before / 3
     command = ["train", f"--labels={corrected}", "--forget-rate=0.1", "--epochs=1", f"--output={tmp_path / 'again'}"]
     assert main(command) == 0
 
@@ -178,8 +177,8 @@ def test_images_in_files_are_named_and_shown(tmp_path: Path) -> None:
     torch.save({"training": {"networks": [], "history": history.state_dict()}}, run / "checkpoint.pt")
     assert main(["audit", str(run), f"--data-root={tmp_path / 'data'}", "--apply"]) == 0
     rows = list(csv.DictReader((run / "audit" / "suspicious.csv").open()))
-    assert isinstance(task.dataset, ImageDataset)
-    paths = task.dataset.train.paths
+    assert task.dataset.files is not None
+    paths = task.dataset.train.inputs.paths
     assert sorted(row["path"] for row in rows) == sorted(paths)
     assert all(paths[int(row["id"])] == row["path"] for row in rows)
     corrected = run / "audit" / "corrected.csv"

@@ -53,7 +53,7 @@ def test_info_says_that_a_user_without_a_home_has_no_folder_of_data_sets(
 ) -> None:
     monkeypatch.delenv("JOCOR_FAST_DATA", raising=False)
     monkeypatch.setenv("HOME", "~")
-    assert "data root   none, no folder of data sets is known, as this user has no home" in info(capsys)
+    assert "data root   none: no folder of data sets is known, as this user has no home" in info(capsys)
 
 
 def test_info_tells_a_package_that_fails_from_one_that_is_absent(

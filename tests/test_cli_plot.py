@@ -130,7 +130,7 @@ def test_plot_says_why_there_is_no_noise_matrix(
 
 
 def test_the_realised_matrix_has_the_share_of_each_label_by_true_class() -> None:
-    clean = load_dataset("digits").train_labels
+    clean = load_dataset("digits").train.labels.numpy()
     noisy = corrupt(clean, pairflip(10, 0.3), seed=0)
     matrix = realised_matrix(clean, noisy, 10)
     assert matrix.sum(axis=1) == pytest.approx(np.ones(10))

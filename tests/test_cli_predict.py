@@ -50,12 +50,12 @@ def by_hand(run: Path, inputs: np.ndarray, file: str = "checkpoint.pt") -> list[
     for state in content.get("training", content)["networks"]:
         network = build_model("mlp", inputs.shape[1:], 10)
         network.load_state_dict(state)
-        found.append(network(torch.from_numpy(inputs).float() * DIGITS.input_scale).softmax(1).detach().numpy())
+        found.append(network(torch.from_numpy(inputs).float() * DIGITS.train.input_scale).softmax(1).detach().numpy())
     return found
 
 
 DIGITS = build_task(resolve({})).dataset
-TEST = DIGITS.test_inputs
+TEST = DIGITS.test.arrays()[0]
 assert isinstance(TEST, np.ndarray)
 
 
@@ -127,7 +127,7 @@ def test_images_become_what_the_networks_were_trained_on(
     expected = [row["confidence"] for row in predicted(capsys, digits, f"{tmp_path / 'some.npz'}:few")]
     folder = tmp_path / "images" / "below"
     folder.mkdir(parents=True)
-    scaled = np.rint(TEST * DIGITS.input_scale * 255).astype(np.uint8)  # as people save images: 0 … 255
+    scaled = np.rint(TEST * DIGITS.train.input_scale * 255).astype(np.uint8)  # as people save images: 0 … 255
     for number, pixels in enumerate(scaled[:5]):
         image = Image.fromarray(pixels).convert("RGB" if number % 2 else "L")
         image.save(folder / f"{number}.png")
@@ -276,7 +276,7 @@ def test_image_files_are_prepared_as_in_training(tmp_path: Path) -> None:
     config = resolve({**options, "normalisation": "clothing1m"})
     task = build_task(config)
     networks = [build_model("cnn", (3, 224, 224), 4).eval() for _ in range(2)]
-    described = describe_input(task, "cnn", config["normalisation"])
+    described = describe_input(task.dataset, "cnn")
     content = {"networks": [network.state_dict() for network in networks], "input": described}
     torch.save(content, tmp_path / "best.pt")
     predictor = Predictor.load(tmp_path / "best.pt", torch.device("cpu"))
@@ -286,7 +286,7 @@ def test_image_files_are_prepared_as_in_training(tmp_path: Path) -> None:
     _, stored = next(source.batches(torch.arange(3), 4))
     with torch.no_grad():
         expected = networks[1](source.network_input(stored)).softmax(1).numpy()
-    files = task.test.inputs.images  # type: ignore[union-attr]
+    files = task.test.inputs  # type: ignore[union-attr]
     images = torch.stack([predictor.image(files.folder / path) for path in files.paths[:3]])
     np.testing.assert_allclose(predictor.probabilities(images, 1), expected, atol=1e-5)
 

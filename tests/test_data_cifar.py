@@ -71,10 +71,10 @@ def write_batches(folder: Path, name: str, dump: Any = python2_pickle) -> list[d
 def assert_is(dataset: Dataset, batches: list[dict[str, Any]], label_key: str) -> None:
     images = [batch["data"].reshape(-1, 3, 32, 32) for batch in batches]
     labels = [batch[label_key] for batch in batches]
-    np.testing.assert_array_equal(dataset.train_inputs, np.concatenate(images[:-1]))
-    np.testing.assert_array_equal(dataset.train_labels, np.concatenate(labels[:-1]))
-    np.testing.assert_array_equal(dataset.test_inputs, images[-1])
-    np.testing.assert_array_equal(dataset.test_labels, labels[-1])
+    np.testing.assert_array_equal(dataset.train.arrays()[0], np.concatenate(images[:-1]))
+    np.testing.assert_array_equal(dataset.train.arrays()[1], np.concatenate(labels[:-1]))
+    np.testing.assert_array_equal(dataset.test.arrays()[0], images[-1])
+    np.testing.assert_array_equal(dataset.test.arrays()[1], labels[-1])
 
 
 @pytest.mark.parametrize("name", BATCHES)
@@ -88,8 +88,8 @@ def test_batches_of_either_python(tmp_path: Path, name: str, dump: Any):
     batches = write_batches(tmp_path / name / folder, name, dump)
     dataset = load_dataset(name, tmp_path)
     assert_is(dataset, batches, label_key)
-    assert (dataset.num_classes, dataset.input_scale, dataset.default_model) == (num_classes, 1 / 255, "cnn")
-    for inputs in (dataset.train_inputs, dataset.test_inputs):
+    assert (dataset.num_classes, dataset.train.input_scale) == (num_classes, 1 / 255)
+    for inputs in (dataset.train.arrays()[0], dataset.test.arrays()[0]):
         assert (inputs.dtype, inputs.flags.c_contiguous, inputs.flags.writeable) == (np.uint8, True, True)
 
 
@@ -119,12 +119,12 @@ def test_an_npz_archive_serves_in_the_place_of_batches(tmp_path: Path, name: str
     (tmp_path / name).mkdir()
     np.savez(tmp_path / name / f"{name}.npz", **arrays)
     dataset = load_dataset(name, tmp_path)
-    np.testing.assert_array_equal(dataset.train_inputs, arrays["x_train"].transpose(0, 3, 1, 2))
-    np.testing.assert_array_equal(dataset.train_labels, arrays["y_train"][:, 0])
-    np.testing.assert_array_equal(dataset.test_inputs, arrays["x_test"].transpose(0, 3, 1, 2))
-    assert dataset.train_inputs.flags.c_contiguous
+    np.testing.assert_array_equal(dataset.train.arrays()[0], arrays["x_train"].transpose(0, 3, 1, 2))
+    np.testing.assert_array_equal(dataset.train.arrays()[1], arrays["y_train"][:, 0])
+    np.testing.assert_array_equal(dataset.test.arrays()[0], arrays["x_test"].transpose(0, 3, 1, 2))
+    assert dataset.train.arrays()[0].flags.c_contiguous
     assert (dataset.name, dataset.num_classes, dataset.label_table) == (name, BATCHES[name][3], None)
-    assert (dataset.default_model, dataset.input_scale) == ("cnn", 1 / 255)
+    assert dataset.train.input_scale == 1 / 255
 
 
 def test_labels_of_the_archive_must_be_classes_of_the_data_set(tmp_path: Path):

@@ -33,12 +33,12 @@ def load(folder: Path, **arrays: Any) -> Dataset:
 def test_names_of_keras(tmp_path: Path):
     name = saved(tmp_path, x_train=IMAGES, y_train=LABELS, x_test=IMAGES[:2], y_test=LABELS[:2])
     dataset = load_dataset(name)
-    np.testing.assert_array_equal(dataset.train_inputs, IMAGES)
-    np.testing.assert_array_equal(dataset.train_labels, LABELS)
-    np.testing.assert_array_equal(dataset.test_inputs, IMAGES[:2])
-    np.testing.assert_array_equal(dataset.test_labels, LABELS[:2])
-    assert (dataset.name, dataset.num_classes, dataset.default_model, dataset.label_table) == (name, 3, "mlp", None)
-    assert (dataset.val_inputs, dataset.val_labels) == (None, None)
+    np.testing.assert_array_equal(dataset.train.arrays()[0], IMAGES)
+    np.testing.assert_array_equal(dataset.train.arrays()[1], LABELS)
+    np.testing.assert_array_equal(dataset.test.arrays()[0], IMAGES[:2])
+    np.testing.assert_array_equal(dataset.test.arrays()[1], LABELS[:2])
+    assert (dataset.name, dataset.num_classes, dataset.label_table) == (name, 3, None)
+    assert dataset.val is None
     assert dataset.source == str(tmp_path / "set.npz")
 
 
@@ -52,14 +52,14 @@ def test_names_of_medmnist_with_its_validation_set(tmp_path: Path):
         test_images=COLOUR[:2],
         test_labels=LABELS[:2, None].astype(np.uint8),
     )
-    np.testing.assert_array_equal(dataset.val_inputs, COLOUR[:1].transpose(0, 3, 1, 2))
-    assert (dataset.val_labels.tolist(), dataset.test_labels.tolist()) == ([0], [0, 1])
-    assert dataset.train_labels.dtype == dataset.val_labels.dtype == np.int64
+    np.testing.assert_array_equal(dataset.val.arrays()[0], COLOUR[:1].transpose(0, 3, 1, 2))
+    assert (dataset.val.arrays()[1].tolist(), dataset.test.arrays()[1].tolist()) == ([0], [0, 1])
+    assert dataset.train.arrays()[1].dtype == dataset.val.arrays()[1].dtype == np.int64
 
 
 def test_only_the_training_part_must_be_there(tmp_path: Path):
     dataset = load(tmp_path, x_train=IMAGES, y_train=LABELS, other=np.zeros(3))
-    assert (dataset.test_inputs, dataset.test_labels, dataset.val_inputs, dataset.val_labels) == (None,) * 4
+    assert (dataset.test, dataset.val) == (None, None)
 
 
 @pytest.mark.parametrize(
@@ -81,17 +81,17 @@ def test_layouts_and_integer_types_become_uint8_with_channels_first(
     tmp_path: Path, array: np.ndarray, expected: np.ndarray
 ):
     dataset = load(tmp_path, x_train=array, y_train=LABELS)
-    np.testing.assert_array_equal(dataset.train_inputs, expected)
-    assert (dataset.train_inputs.dtype, dataset.input_scale) == (np.uint8, 1 / 255)
-    assert dataset.train_inputs.flags.c_contiguous
-    assert dataset.train_inputs.flags.writeable
+    np.testing.assert_array_equal(dataset.train.arrays()[0], expected)
+    assert (dataset.train.arrays()[0].dtype, dataset.train.input_scale) == (np.uint8, 1 / 255)
+    assert dataset.train.arrays()[0].flags.c_contiguous
+    assert dataset.train.arrays()[0].flags.writeable
 
 
 @pytest.mark.parametrize("dtype", ["f2", "f4", "f8", ">f8"])
 def test_floats_are_taken_as_they_are(tmp_path: Path, dtype: str):
     dataset = load(tmp_path, x_train=(IMAGES / 256).astype(dtype), y_train=LABELS)
-    np.testing.assert_array_equal(dataset.train_inputs, (IMAGES / 256).astype(np.float32))
-    assert (dataset.train_inputs.dtype, dataset.input_scale) == (np.float32, 1.0)
+    np.testing.assert_array_equal(dataset.train.arrays()[0], (IMAGES / 256).astype(np.float32))
+    assert (dataset.train.arrays()[0].dtype, dataset.train.input_scale) == (np.float32, 1.0)
 
 
 @pytest.mark.parametrize(
@@ -116,8 +116,8 @@ def test_case_29_all_parts_together_define_the_classes(
     table: tuple[str, ...] | None,
 ):
     dataset = load(tmp_path, x_train=IMAGES, y_train=np.array(train), x_test=IMAGES[:2], y_test=np.array(test))
-    assert (dataset.train_labels.tolist(), dataset.test_labels.tolist()) == numbers
-    assert dataset.train_labels.dtype == dataset.test_labels.dtype == np.int64
+    assert (dataset.train.arrays()[1].tolist(), dataset.test.arrays()[1].tolist()) == numbers
+    assert dataset.train.arrays()[1].dtype == dataset.test.arrays()[1].dtype == np.int64
     assert dataset.label_table == table
     assert dataset.num_classes == 1 + max(numbers[0] + numbers[1])
 
@@ -128,9 +128,9 @@ def test_whatever_is_saved_is_read(tmp_path_factory: pytest.TempPathFactory, ima
     path = tmp_path_factory.mktemp("npz") / "set.npz"
     np.savez_compressed(path, x_train=images, y_train=labels)
     dataset = load_npz_dataset(path, name="any")
-    np.testing.assert_array_equal(dataset.train_inputs, images)
+    np.testing.assert_array_equal(dataset.train.arrays()[0], images)
     table = np.array(dataset.label_table or range(dataset.num_classes)).astype(int)
-    np.testing.assert_array_equal(table[dataset.train_labels], labels)
+    np.testing.assert_array_equal(table[dataset.train.arrays()[1]], labels)
     assert dataset.num_classes == len(table) == len(set(labels.tolist()))
 
 
@@ -230,7 +230,7 @@ def test_an_archive_with_one_changed_byte_is_read_or_named(
     content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
     path.write_bytes(content)
     try:
-        inputs = load_npz_dataset(path, name="any").train_inputs
+        inputs = load_npz_dataset(path, name="any").train.arrays()[0]
     except DataError:
         return
     np.testing.assert_array_equal(inputs, IMAGES)
@@ -256,8 +256,8 @@ def test_a_large_image_archive_is_copied_once(tmp_path: Path):
     """Channels first and contiguous, whatever the file's order."""
     images = np.random.default_rng(0).integers(0, 256, (100, 32, 32, 3)).astype(np.uint8)
     dataset = load(tmp_path, x_train=images, y_train=np.arange(100))
-    assert dataset.train_inputs.strides == (3072, 1024, 32, 1)
-    np.testing.assert_array_equal(dataset.train_inputs, np.moveaxis(images, -1, 1))
+    assert dataset.train.arrays()[0].strides == (3072, 1024, 32, 1)
+    np.testing.assert_array_equal(dataset.train.arrays()[0], np.moveaxis(images, -1, 1))
 
 
 def test_strings_in_object_arrays_are_read_as_pandas_hands_them_over(tmp_path: Path):
@@ -266,4 +266,4 @@ def test_strings_in_object_arrays_are_read_as_pandas_hands_them_over(tmp_path: P
     for labels in (names, names.astype(str), names[:, None]):
         np.savez_compressed(tmp_path / "set.npz", x_train=IMAGES, y_train=labels)
         dataset = load_npz_dataset(tmp_path / "set.npz", name="any")
-        assert (dataset.label_table, dataset.train_labels.tolist()) == (("cat", "dog", "ölvogel"), [0, 1, 0, 2])
+        assert (dataset.label_table, dataset.train.arrays()[1].tolist()) == (("cat", "dog", "ölvogel"), [0, 1, 0, 2])

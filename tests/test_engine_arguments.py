@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 from engine_cases import CLASSES, blobs, fit, parameters, run, same_bits, settings, small_cnn, small_mlp
+from jocor_fast.data.samples import Samples
 from jocor_fast.engine.settings import TrainSettings
-from jocor_fast.runs.fit import EvalData, TrainData
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -65,9 +65,9 @@ def test_a_gpu_that_is_not_there_is_named() -> None:
         run(device="cuda:1")
 
 
-def broken_data(**changes: Any) -> TrainData:
+def broken_data(**changes: Any) -> Samples:
     data = blobs(20)
-    return TrainData(**{"inputs": data.inputs, "labels": data.labels, **changes})
+    return Samples(**{"inputs": data.inputs, "labels": data.labels, **changes})
 
 
 @pytest.mark.parametrize(
@@ -89,11 +89,11 @@ def test_wrong_data_are_named(changes: dict[str, Any], error: type[Exception], m
 
 def test_data_that_do_not_go_with_the_networks_are_named_before_anything_is_written(tmp_path: Path) -> None:
     good, output = blobs(20), tmp_path / "run"
-    high = TrainData(good.inputs, good.labels + CLASSES)
-    wide = EvalData(torch.zeros(3, 7), torch.zeros(3, dtype=torch.int64))
+    high = Samples(good.inputs, good.labels + CLASSES)
+    wide = Samples(torch.zeros(3, 7), torch.zeros(3, dtype=torch.int64))
     for changes, message in (
         ({"train": high}, r"training labels must lie in 0 … 3, as the networks have 4 outputs, got 4 … 7"),
-        ({"train": TrainData(good.inputs, good.labels, good.labels - 1)}, "clean labels must lie in 0 … 3"),
+        ({"train": Samples(good.inputs, good.labels, good.labels - 1)}, "clean labels must lie in 0 … 3"),
         ({"test": wide}, r"networks do not take the test inputs of shape \(7,\)"),
         ({"val": wide}, r"networks do not take the validation inputs of shape \(7,\)"),
         ({"networks": nn.Flatten(0)}, "networks: method 'jocor' trains two networks, got 1"),

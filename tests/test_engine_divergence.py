@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from engine_cases import CLASSES, blobs, fit, held_out, parameters, settings, strict_json
-from jocor_fast.runs.fit import EvalData
+from jocor_fast.data.samples import Samples
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -75,7 +75,7 @@ def test_a_run_without_a_finite_loss_for_an_epoch_has_diverged() -> None:
 
 def test_the_epoch_in_which_a_run_diverged_is_not_the_best_whatever_its_accuracy(tmp_path: Path) -> None:
     """No best.pt is written of it: NaN logits are answered by class 0, which all of these samples are of."""
-    val = EvalData(torch.zeros(9, 6), torch.zeros(9, dtype=torch.int64))
+    val = Samples(torch.zeros(9, 6), torch.zeros(9, dtype=torch.int64))
     network = Exploding(6, slice(0, 1), gradients=True)
     with torch.no_grad():
         network.linear.bias[0] = -9.0

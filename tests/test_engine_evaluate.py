@@ -20,9 +20,9 @@ from engine_cases import (
     small_tanh,
     without_timings,
 )
+from jocor_fast.data.samples import Samples
 from jocor_fast.engine.evaluate import EVALUATION_BATCH, Accuracy, EvaluationSet, count_correct
 from jocor_fast.engine.networks import SeparateNetworks, evaluating
-from jocor_fast.runs.fit import EvalData, TrainData
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -43,7 +43,7 @@ class Table(nn.Module):
 
 
 def counts(tables: list[Table], labels: Tensor) -> list[float]:
-    data = EvaluationSet(EvalData(torch.arange(len(labels))[:, None], labels), CPU)
+    data = EvaluationSet(Samples(torch.arange(len(labels))[:, None], labels), CPU)
     evaluated, *correct = count_correct(SeparateNetworks(tables), tables, data).tolist()
     assert evaluated == len(labels)
     return correct
@@ -141,7 +141,7 @@ def test_test_labels_choose_nothing() -> None:
     """Case 38: with other test labels the same epoch is the best, and all but the test accuracies is the same."""
     test, val = held_out(60), held_out(30, seed=3)
     runs = [
-        fit(settings(epochs=8, lr=0.001), small_mlp, blobs(70), test=EvalData(test.inputs, labels), val=val)
+        fit(settings(epochs=8, lr=0.001), small_mlp, blobs(70), test=Samples(test.inputs, labels), val=val)
         for labels in (test.labels, (test.labels + 1) % CLASSES)
     ]
     first, second = (
@@ -164,7 +164,7 @@ def test_test_labels_choose_nothing() -> None:
 def test_inputs_of_every_kind_reach_the_networks_alike(network: type[nn.Module]) -> None:
     data = blobs(40)
     runs = [
-        fit(settings(epochs=2), pair_of(network), TrainData(inputs, data.labels, input_scale=scale))
+        fit(settings(epochs=2), pair_of(network), Samples(inputs, data.labels, input_scale=scale))
         for inputs, scale in (
             (data.inputs, 0.5),
             (data.inputs.float() * 0.5, 1.0),
@@ -186,5 +186,5 @@ def test_whole_numbers_reach_the_networks_as_they_are() -> None:
             assert tokens.dtype == torch.int64
             return self.embedding(tokens)
 
-    data = TrainData(torch.randint(50, (40, 5)), torch.randint(CLASSES, (40,)))
+    data = Samples(torch.randint(50, (40, 5)), torch.randint(CLASSES, (40,)))
     assert fit(settings(epochs=1), Tokens, data).summary["status"] == "finished"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import signal
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +30,13 @@ from engine_cases import (
     without_timings,
 )
 from jocor_fast.data.catalogue import load_dataset
+from jocor_fast.data.samples import Samples
 from jocor_fast.engine.settings import TrainSettings
 from jocor_fast.errors import DataError
 from jocor_fast.models.networks import mlp
 from jocor_fast.noise import corrupt, symmetric
 from jocor_fast.report.summary import best_by_validation
-from jocor_fast.runs.fit import EpochEvent, EvalData, TrainData
+from jocor_fast.runs.fit import EpochEvent
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -119,7 +121,7 @@ def test_standard_trains_on_every_label_and_its_precision_says_so() -> None:
 
 def test_what_is_unknown_or_absent_is_null(tmp_path: Path) -> None:
     data = blobs(70)
-    unknown = TrainData(data.inputs, data.labels)
+    unknown = Samples(data.inputs, data.labels)
     result = fit(settings(epochs=2, method="standard"), small_mlp, unknown, output=tmp_path)
     line, summary = result.metrics[-1], result.summary
     nulls = {name for name, value in line.items() if value is None}
@@ -218,15 +220,14 @@ def test_two_epochs_of_mnist_with_half_of_the_labels_wrong(data_root: Path) -> N
         mnist = load_dataset("mnist", data_root)
     except DataError as error:
         pytest.skip(str(error))
-    noisy = corrupt(mnist.train_labels, symmetric(10, 0.5), seed=0)
-    inputs, labels, truth = map(torch.from_numpy, (mnist.train_inputs, noisy, mnist.train_labels))
-    test = EvalData(torch.from_numpy(mnist.test_inputs), torch.from_numpy(mnist.test_labels))
+    clean = mnist.train.labels
+    noisy = torch.from_numpy(corrupt(clean, symmetric(10, 0.5), seed=0))
     steps: list[int] = []
     result = fit(
         TrainSettings(forget_rate=0.5, co_lambda=0.95, epochs=2, device="cpu"),
         lambda: mlp(784, 10),
-        TrainData(inputs, labels, truth),
-        test=test,
+        replace(mnist.train, labels=noisy, clean_labels=clean),
+        test=mnist.test,
         on_step=lambda epoch, step, of: steps.append(of),
     )
     assert steps == [468] * 936

@@ -31,12 +31,12 @@ from engine_cases import (
 )
 from graph_stand_in import WAITING
 from jocor_fast import reference
+from jocor_fast.data.samples import Samples
 from jocor_fast.engine.optimizer import FusedAdam, PlainSGD
 from jocor_fast.engine.paired_mlp import PairedMLP
 from jocor_fast.engine.plan import plan_epoch
 from jocor_fast.methods import METHODS, Keep, Standard
 from jocor_fast.models.networks import cnn, mlp
-from jocor_fast.runs.fit import TrainData
 
 SEED = 5
 
@@ -188,7 +188,7 @@ def test_the_optimisers_leave_alone_what_has_no_gradient(weight_decay: float) ->
 
 def test_the_published_recipe_lowers_beta1_where_the_decay_starts() -> None:
     """One weight, one batch an epoch: every gradient is known, so is every Adam step."""
-    data = TrainData(torch.ones(4, 1), torch.tensor([0, 0, 0, 1]))
+    data = Samples(torch.ones(4, 1), torch.tensor([0, 0, 0, 1]))
     network = nn.Linear(1, 2, bias=False)
     nn.init.zeros_(network.weight)
     changes = {"recipe": "published", "epochs": 5, "decay_start": 3, "optimizer": "adam", "lr": 0.01}
@@ -224,7 +224,7 @@ class Calls(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def calls_of_an_epoch(networks: tuple[nn.Module, ...], data: TrainData, **changes: Any) -> set[str]:
+def calls_of_an_epoch(networks: tuple[nn.Module, ...], data: Samples, **changes: Any) -> set[str]:
     state = training(networks, data, **changes)
     state.step.method.prepare(lambda method, estimate: torch.eye(CLASSES))
     with Calls() as calls:

@@ -82,9 +82,9 @@ def noisy_digits() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """700 digits as features, their labels with 30 % of them wrong, and the true ones; as strings."""
     digits = load_dataset("digits")
     names = np.array([f"digit {number}" for number in range(10)])
-    clean = digits.train_labels[:700]
+    clean = digits.train.arrays()[1][:700]
     noisy = corrupt(clean, symmetric(10, 0.3), seed=0)
-    return digits.train_inputs[:700].reshape(700, 64), names[noisy], names[clean]
+    return digits.train.arrays()[0][:700].reshape(700, 64), names[noisy], names[clean]
 
 
 @cache

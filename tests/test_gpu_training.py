@@ -30,14 +30,14 @@ from engine_cases import (
     small_tanh,
     without_timings,
 )
-from jocor_fast.data.samples import EvalData
+from jocor_fast.data.samples import Samples
 from jocor_fast.engine import loop
 from jocor_fast.engine.epoch_log import EpochLog
 from jocor_fast.engine.loop import Observer
 from jocor_fast.engine.optimizer import FusedAdam, PlainSGD
 from jocor_fast.engine.plan import DeviceRates, plan_epoch
 from jocor_fast.engine.state import TrainingState
-from jocor_fast.runs.fit import Run, TrainData
+from jocor_fast.runs.fit import Run
 
 pytestmark = pytest.mark.gpu
 
@@ -191,7 +191,7 @@ def test_a_captured_adam_step_follows_the_rate_and_is_captured_again_for_another
 def test_beta1_falls_in_recorded_steps_where_the_published_recipe_says_so() -> None:
     """One weight a class, the same batch in every step: every gradient is known, so is every Adam step."""
     samples, steps = 16 * 12, 12
-    data = TrainData(torch.ones(samples, 1), torch.zeros(samples, dtype=torch.int64))
+    data = Samples(torch.ones(samples, 1), torch.zeros(samples, dtype=torch.int64))
     network = nn.Linear(1, 2, bias=False)
     nn.init.zeros_(network.weight)
     chosen = settings(
@@ -294,7 +294,7 @@ def test_every_test_image_is_counted(count: int) -> None:
     networks = pair_of(small_cnn)
     data = blobs(32, (3, 8, 8))
     test = held_out(count, (3, 8, 8))
-    run = fit(settings(device="cuda", epochs=1, lr=1e-9), networks, data, test=EvalData(test.inputs, test.labels))
+    run = fit(settings(device="cuda", epochs=1, lr=1e-9), networks, data, test=Samples(test.inputs, test.labels))
     near = max(1.5, 0.005 * count)  # a batch of another size may sum in another order
     right = [int((network(test.inputs.cuda() / 255).argmax(1) == test.labels.cuda()).sum()) for network in run.networks]
     for name, number in zip(("test_accuracy_1", "test_accuracy_2"), right, strict=True):

@@ -16,17 +16,16 @@ from torch import Tensor
 
 from image_cases import encoded, loaded, picture, write_clothing1m
 from jocor_fast.cli.program import _own_warnings_in_one_line
-from jocor_fast.data.dataset import DataError
-from jocor_fast.data.images.bad_files import BadFiles
+from jocor_fast.data.dataset import Dataset
 from jocor_fast.data.images.image_file import PIXELS_VARIABLE, PlainJpeg, decode_by_pillow, most_pixels, read_image
-from jocor_fast.data.images.image_set import ImageDataset
 from jocor_fast.data.images.preprocessing import Draw, Preprocessing
-from jocor_fast.data.images.source import ImageInputs, ImageSource
+from jocor_fast.data.images.source import ImageSource
+from jocor_fast.errors import DataError
 from loader_cases import BATCH, CPU, EACH_LOADER, SMALL, numbers_and_pixels, opened, pixels, write_list
 
 
 @pytest.fixture(scope="module")
-def tree(tmp_path_factory: pytest.TempPathFactory) -> ImageDataset:
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
     root = tmp_path_factory.mktemp("clothing1m")
     write_clothing1m(root)
     return loaded("clothing1m", root)
@@ -122,33 +121,33 @@ def test_only_plain_jpegs_are_left_to_other_decoders_than_pillow(tmp_path: Path)
 
 
 @EACH_LOADER
-def test_inputs_are_normalised_and_lie_channels_last(tree: ImageDataset, loader: str) -> None:
-    source = opened(tree.train, loader)
+def test_inputs_are_normalised_and_lie_channels_last(tree: Dataset, loader: str) -> None:
+    source = opened(tree.files, loader)
     first = source.first(3)
     assert (first.shape, first.dtype) == ((3, 3, 32, 32), torch.float32)
     assert first.is_contiguous(memory_format=torch.channels_last)
-    shown = np.asarray(Image.open(tree.train.folder / tree.train.paths[0]))
+    shown = np.asarray(Image.open(tree.train.inputs.folder / tree.train.inputs.paths[0]))
     mean, std = (np.array(values) for values in (SMALL.mean, SMALL.std))
     by_hand = (prepared_by_pillow(shown, SMALL) / 255 - mean) / std
     assert np.abs(first[0].permute(1, 2, 0).numpy() - by_hand).mean() < 0.01
 
 
 @EACH_LOADER
-def test_evaluation_gives_every_image_once_and_training_the_order_it_is_told(tree: ImageDataset, loader: str) -> None:
+def test_evaluation_gives_every_image_once_and_training_the_order_it_is_told(tree: Dataset, loader: str) -> None:
     everything = torch.arange(len(tree.train))
-    evaluation = opened(tree.train, loader, training=False)
+    evaluation = opened(tree.files, loader, training=False)
     for _ in range(3):  # 39 images in batches of 8: the last one is smaller, in every pass
         numbers, shown = numbers_and_pixels(evaluation, everything)
         assert numbers == everything.tolist()
     order = torch.randperm(len(tree.train), generator=torch.Generator().manual_seed(1))
-    numbers, shuffled = numbers_and_pixels(opened(tree.train, loader), order)
+    numbers, shuffled = numbers_and_pixels(opened(tree.files, loader), order)
     assert numbers == order.tolist()
     assert torch.equal(shuffled, shown[order])  # each image stays with its number
 
 
 @EACH_LOADER
-def test_an_epoch_that_was_left_half_way_does_not_hang_or_change_the_next(tree: ImageDataset, loader: str) -> None:
-    source = opened(tree.train, loader)
+def test_an_epoch_that_was_left_half_way_does_not_hang_or_change_the_next(tree: Dataset, loader: str) -> None:
+    source = opened(tree.files, loader)
     order = torch.arange(len(tree.train)).flip(0)
     whole = numbers_and_pixels(source, order)
     for left_after in (0, 1, 3):
@@ -165,12 +164,12 @@ def test_an_epoch_that_was_left_half_way_does_not_hang_or_change_the_next(tree: 
 
 
 @EACH_LOADER
-def test_random_crops_and_mirror_images_repeat_with_seed_and_epoch_alone(tree: ImageDataset, loader: str) -> None:
+def test_random_crops_and_mirror_images_repeat_with_seed_and_epoch_alone(tree: Dataset, loader: str) -> None:
     augmented = Preprocessing((48, 48), crop=32, augment=True)
     forwards = torch.arange(len(tree.train))
 
     def shown(order: Tensor, *, seed: int = 0, epoch: int = 1, training: bool = True) -> Tensor:
-        source = opened(tree.train, loader, preprocessing=augmented, seed=seed, training=training)
+        source = opened(tree.files, loader, preprocessing=augmented, seed=seed, training=training)
         return numbers_and_pixels(source, order, epoch)[1]
 
     first = shown(forwards)
@@ -183,13 +182,11 @@ def test_random_crops_and_mirror_images_repeat_with_seed_and_epoch_alone(tree: I
 
 
 @EACH_LOADER
-def test_images_are_tried_out_and_predicted_on_at_their_centres_one_at_a_time_too(
-    tree: ImageDataset, loader: str
-) -> None:
+def test_images_are_tried_out_and_predicted_on_at_their_centres_one_at_a_time_too(tree: Dataset, loader: str) -> None:
     """Without an epoch there are no random crops; a batch of one is what a run of --batch-size 1 has."""
     augmented = Preprocessing((48, 48), crop=32, augment=True)
-    plain = opened(tree.train, loader, preprocessing=replace(augmented, augment=False), training=False)
-    source = ImageInputs(tree.train, augmented, loader, BadFiles()).open(CPU, 1, training=True)
+    plain = opened(tree.files, loader, preprocessing=replace(augmented, augment=False), training=False)
+    source = replace(tree.files, preprocessing=augmented, loader=loader).open(CPU, 1, training=True)
     centres = numbers_and_pixels(plain, torch.arange(4))[1]
     assert torch.equal(torch.cat([pixels(source, b.stored) for b in source.batches(torch.arange(4), 1)]), centres)
     assert torch.equal(source.first(), plain.first())
@@ -206,13 +203,13 @@ def test_a_draw_reaches_every_place_of_the_crop_and_both_sides() -> None:
 
 
 def test_what_dali_refuses_and_pillow_takes_is_decoded_by_pillow_from_then_on(
-    tree: ImageDataset, monkeypatch: pytest.MonkeyPatch
+    tree: Dataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A PNG that claims to be a plain JPEG stands for a JPEG that DALI's decoders refuse, a text for a bad one."""
     pytest.importorskip("nvidia.dali")
     from jocor_fast.data.images import dali_decoder
 
-    odd, bad = (str(tree.train.folder / tree.train.paths[place]) for place in (10, 20))
+    odd, bad = (str(tree.train.inputs.folder / tree.train.inputs.paths[place]) for place in (10, 20))
     image = picture(3, (30, 30), np.random.default_rng(0))
     broken_png = encoded(image, "PNG")[:-12] + b"IEND"  # without its last chunk's checksum: Pillow does not mind
 
@@ -223,13 +220,13 @@ def test_what_dali_refuses_and_pillow_takes_is_decoded_by_pillow_from_then_on(
         return read_image(path)
 
     monkeypatch.setattr(dali_decoder, "read_image", disguised)
-    source = opened(tree.train, "dali")
+    source = opened(tree.files, "dali")
     order = torch.arange(len(tree.train))
     numbers, shown = numbers_and_pixels(source, order)
     assert numbers == [21 if number == 20 else number for number in range(len(tree.train))]
     assert np.abs(shown[10].numpy() - prepared_by_pillow(np.asarray(image), SMALL)).mean() <= 1
     assert isinstance(source, ImageSource)
-    assert list(source.bad_files.reasons) == [tree.train.paths[20]]
+    assert list(source.bad_files.reasons) == [tree.train.inputs.paths[20]]
     pipeline = source.decoder._pipeline  # type: ignore[attr-defined]
     assert numbers_and_pixels(source, order)[0] == numbers
     assert source.decoder._pipeline is pipeline  # type: ignore[attr-defined]  # nothing broke it this time

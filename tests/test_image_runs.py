@@ -19,14 +19,12 @@ from image_cases import damage, encoded, loaded, picture, write_clothing1m
 from jocor_fast.cli.program import main
 from jocor_fast.data.catalogue import load_dataset
 from jocor_fast.data.images.bad_files import BadFiles
-from jocor_fast.data.images.image_set import ImageDataset, ImageList
 from jocor_fast.data.images.preprocessing import CROP, Preprocessing
-from jocor_fast.data.images.source import ImageInputs
 from jocor_fast.engine.evaluate import predicted_probabilities
 from jocor_fast.engine.state import TrainingState
 from jocor_fast.methods import METHODS
 from jocor_fast.noise.estimate import estimate_transition
-from jocor_fast.runs.fit import EvalData, Run, TrainData
+from jocor_fast.runs.fit import Run
 from loader_cases import EACH_LOADER, LOADERS, SMALL
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -41,13 +39,13 @@ def spoilt(tmp_path: Path) -> dict[str, str]:
 @pytest.fixture
 def small_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
     """32×32 out of 36×36 in the place of 224×224 out of 256×256, where no --image-size is given."""
-    at_size = ImageDataset.at_size
+    at_size = Preprocessing.at_size
 
-    def smaller(dataset: ImageDataset, crop: int) -> ImageDataset:
-        sized = at_size(dataset, crop)
+    def smaller(preprocessing: Preprocessing, crop: int) -> Preprocessing:
+        sized = at_size(preprocessing, crop)
         return replace(sized, resize=SMALL.resize, crop=SMALL.crop) if crop == CROP else sized
 
-    monkeypatch.setattr(ImageDataset, "at_size", smaller)
+    monkeypatch.setattr(Preprocessing, "at_size", smaller)
 
 
 def train(folder: Path, *arguments: str, output: str = "run") -> int:
@@ -79,7 +77,7 @@ def test_a_whole_run_is_the_same_with_both_loaders(
     dali, pillow = lines(tmp_path, "dali"), lines(tmp_path, "pillow")
     assert all(map(torch.equal, orders[:9], orders[9:]))
     assert len({tuple(order.tolist()) for order in orders[:9]}) == 9  # another order in each epoch
-    paths = load_dataset("clothing1m", tmp_path / "data").train.paths
+    paths = load_dataset("clothing1m", tmp_path / "data").train.inputs.paths
     bad = {paths.index(path) for path in spoilt}
     assert not bad & set(torch.cat(orders).tolist())  # what an epoch's figures are taken over is what was trained on
     for mine, other in zip(dali, pillow, strict=True):
@@ -199,14 +197,17 @@ def small_run(
     """A run of the engine alone on the tree, with random crops."""
     dataset = loaded("clothing1m", root)
     assert dataset.test is not None
-    preprocessing = Preprocessing((36, 36), crop=32, augment=True)
-    train, test = (ImageInputs(part, preprocessing, loader, bad_files, 7) for part in (dataset.train, dataset.test))
+    reading = {"preprocessing": Preprocessing((36, 36), crop=32, augment=True), "loader": loader, "seed": 7}
+    train, test = (
+        replace(part, inputs=replace(part.inputs, bad_files=bad_files, **reading))
+        for part in (dataset.train, dataset.test)
+    )
     networks = pair_of(lambda: torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * 32 * 32, 4)))
     return fit(
         settings(method=method, epochs=3, batch_size=8, augment="crop-flip", lr=1e-4),
         networks[: METHODS[method].num_networks],
-        TrainData(train, torch.from_numpy(dataset.train.labels)),
-        test=EvalData(test, torch.from_numpy(dataset.test.labels)),
+        train,
+        test=test,
         output=output,
         **arguments,
     )
@@ -253,7 +254,7 @@ def test_f_correction_estimates_its_matrix_from_the_images_as_they_are_evaluated
     monkeypatch.setattr("jocor_fast.runs.fit.predicted_probabilities", noted)
     run = small_run(tmp_path, loader, None, BadFiles(), method="f-correction")
     dataset = loaded("clothing1m", tmp_path)
-    source = ImageInputs(dataset.train, SMALL, loader, BadFiles()).open(torch.device("cpu"), 8, training=False)
+    source = replace(dataset.files, preprocessing=SMALL, loader=loader).open(torch.device("cpu"), 8, training=False)
     (first,) = firsts
     with torch.no_grad():
         batches = [source.network_input(stored) for _, stored in source.batches(torch.arange(len(dataset.train)), 8)]
@@ -327,6 +328,5 @@ def test_a_run_at_another_image_size_sees_such_images_and_predicts_on_them(
     [(256, 112, 128), (256, 224, 256), ((256, 256), 32, (37, 37)), ((300, 256), 8, (11, 9))],
 )
 def test_at_another_size_as_much_is_cut_off_as_before(resize: Any, crop: int, resized: Any) -> None:
-    images = ImageList(Path(), ["a.jpg"], np.zeros(1, np.int64))
-    dataset = ImageDataset("csv:a", images, ("a",), resize=resize).at_size(crop)
-    assert (dataset.resize, dataset.crop) == (resized, crop)
+    sized = Preprocessing(resize).at_size(crop)
+    assert (sized.resize, sized.crop) == (resized, crop)

@@ -42,7 +42,7 @@ def test_what_was_written_beside_the_class_folders_is_no_class(tmp_path: Path) -
         append(tmp_path / "runs" / name, "{}\n")
     dataset = loaded(f"folder:{tmp_path}")
     assert dataset.class_names == ("cat", "dog")
-    assert dataset.train.paths == ["cat/1.jpg", "dog/2.jpg"]
+    assert dataset.train.inputs.paths == ["cat/1.jpg", "dog/2.jpg"]
     folders = ", ".join(f"{tmp_path}/runs/{name}" for name in ("first", "noise", "other", "plotted", "search", "small"))
     assert dataset.notes == (f"{folders}: written by jocor-fast, so its pictures are skipped",)
 
@@ -52,13 +52,15 @@ def test_what_was_written_beside_the_class_folders_is_no_class(tmp_path: Path) -
 def test_clothing1m_is_read_in_its_official_layout(tmp_path: Path, below: str, in_annotations: bool) -> None:
     keys = write_clothing1m(tmp_path / below, in_annotations=in_annotations)
     dataset = loaded("clothing1m", tmp_path)
-    assert dataset.train.folder == find_dataset("clothing1m", tmp_path) == tmp_path / below
-    assert dataset.train.paths == [key for number, key in enumerate(keys) if number != 3]  # its line has no label
+    assert dataset.train.inputs.folder == find_dataset("clothing1m", tmp_path) == tmp_path / below
+    assert dataset.train.inputs.paths == [
+        key for number, key in enumerate(keys) if number != 3
+    ]  # its line has no label
     assert (len(dataset.train), len(dataset.val or ()), len(dataset.test or ())) == (39, 12, 12)
     assert dataset.val is not None
     assert dataset.val.labels.tolist() == [0, 1, 2, 3] * 3
     assert dataset.class_names == CLASS_NAMES
-    assert dataset.resize == (256, 256)
+    assert dataset.files.preprocessing.resize == (256, 256)
     assert dataset.train.clean_labels is None
     assert dataset.notes == (
         f"1 of 40 keys in noisy_train_key_list.txt have no label and are left out, the first is {keys[3]}",
@@ -73,7 +75,7 @@ def test_names_of_any_bytes_commas_and_blanks_find_their_labels(tmp_path: Path) 
     with open(tmp_path / "noisy_label_kv.txt", "ab") as file:
         file.write(strange + b" 2\r\n")
     train = loaded("clothing1m", tmp_path).train
-    assert train.paths[-1].encode(errors="surrogateescape") == strange
+    assert train.inputs.paths[-1].encode(errors="surrogateescape") == strange
     assert train.labels[-1] == 2
 
 
@@ -128,21 +130,21 @@ def test_class_folders_are_numbered_by_name_and_their_images_ordered_by_path(tmp
     write_images(tmp_path, "cat/b.jpg", "cat/a.PNG", "bee/deep/er/z.jpeg", "bee/.hidden.jpg", ".git/x.jpg")
     (tmp_path / "cat" / "notes.txt").write_text("no image")
     dataset = loaded(f"folder:{tmp_path}")
-    assert dataset.train.paths == ["bee/deep/er/z.jpeg", "cat/a.PNG", "cat/b.jpg"]
+    assert dataset.train.inputs.paths == ["bee/deep/er/z.jpeg", "cat/a.PNG", "cat/b.jpg"]
     assert dataset.train.labels.tolist() == [0, 1, 1]
     assert dataset.label_table == dataset.class_names == ("bee", "cat")
-    assert (dataset.test, dataset.val, dataset.resize) == (None, None, 256)
+    assert (dataset.test, dataset.val, dataset.files.preprocessing.resize) == (None, None, 256)
 
 
 @pytest.mark.parametrize("train", ["train/", ""])
 def test_a_folder_named_test_holds_the_test_images(tmp_path: Path, train: str) -> None:
     write_images(tmp_path, f"{train}ant/1.jpg", f"{train}bee/2.jpg", "test/bee/3.jpg", "val/ant/4.jpg")
     dataset = loaded(f"folder:{tmp_path}")
-    assert dataset.train.paths == [f"{train}ant/1.jpg", f"{train}bee/2.jpg"]
+    assert dataset.train.inputs.paths == [f"{train}ant/1.jpg", f"{train}bee/2.jpg"]
     assert dataset.test is not None
-    assert (dataset.test.paths, dataset.test.labels.tolist()) == (["test/bee/3.jpg"], [1])
+    assert (dataset.test.inputs.paths, dataset.test.labels.tolist()) == (["test/bee/3.jpg"], [1])
     assert dataset.val is not None
-    assert (dataset.val.paths, dataset.val.labels.tolist()) == (["val/ant/4.jpg"], [0])
+    assert (dataset.val.inputs.paths, dataset.val.labels.tolist()) == (["val/ant/4.jpg"], [0])
     write_images(tmp_path, "test/cow/5.jpg")
     with pytest.raises(DataError, match=r"test/cow/5.jpg: the class 'cow' has no training images"):
         load_dataset(f"folder:{tmp_path}")
@@ -171,14 +173,14 @@ def test_the_parts_of_a_folder_may_have_any_of_their_usual_names(
     assert (dataset.class_names, dataset.notes) == (("cat", "dog"), ())
     for part, name in ((dataset.train, train), (dataset.val, val), (dataset.test, test)):
         assert part is not None
-        assert part.paths == [f"{name}/cat/1.jpg", f"{name}/dog/1.jpg"]
+        assert part.inputs.paths == [f"{name}/cat/1.jpg", f"{name}/dog/1.jpg"]
 
 
 def test_of_two_names_for_a_part_ours_counts_else_both_are_named(tmp_path: Path) -> None:
     write_images(tmp_path, "train/cat/1.jpg", "val/cat/2.jpg", "valid/cat/3.jpg")
     dataset = loaded(f"folder:{tmp_path}")
     assert dataset.val is not None
-    assert dataset.val.paths == ["val/cat/2.jpg"]
+    assert dataset.val.inputs.paths == ["val/cat/2.jpg"]
     assert any(note.startswith("valid in ") for note in dataset.notes)
     write_images(tmp_path, "Test/cat/4.jpg", "testing/cat/5.jpg")
     with pytest.raises(DataError, match="Test and testing could both be its part 'test'"):
@@ -190,7 +192,7 @@ def test_a_folder_called_like_a_part_is_one_only_if_it_holds_the_classes_beside_
     dataset = loaded(f"folder:{tmp_path}")
     assert dataset.class_names == ("invalid", "valid")
     assert dataset.test is not None
-    assert dataset.test.paths == ["Testing/invalid/3.jpg"]
+    assert dataset.test.inputs.paths == ["Testing/invalid/3.jpg"]
 
 
 def test_folders_called_nearly_like_parts_are_said_with_the_names_that_count(tmp_path: Path) -> None:
@@ -208,7 +210,11 @@ def test_what_systems_put_into_folders_is_neither_class_nor_image(tmp_path: Path
     write_images(tmp_path, "cat/1.jpg", "cat/@eaDir/1.jpg/THUMB.jpg", "@eaDir/2.jpg", "__MACOSX/cat/3.jpg")
     write_images(tmp_path, ".thumbnails/4.jpg", "lost+found/5.jpg", "#recycle/6.jpg", "dog/._7.jpg", "dog/8.jpg")
     dataset = loaded(f"folder:{tmp_path}")
-    assert (dataset.class_names, dataset.train.paths, dataset.notes) == (("cat", "dog"), ["cat/1.jpg", "dog/8.jpg"], ())
+    assert (dataset.class_names, dataset.train.inputs.paths, dataset.notes) == (
+        ("cat", "dog"),
+        ["cat/1.jpg", "dog/8.jpg"],
+        (),
+    )
 
 
 def write_other_suffixes(folder: Path) -> None:
@@ -228,7 +234,7 @@ def test_images_are_taken_whatever_their_suffix_and_the_rest_is_counted_by_it(tm
     os.mkfifo(tmp_path / "cat" / "pipe")  # which nobody opens
     dataset = loaded(f"folder:{tmp_path}")
     assert dataset.class_names == ("cat", "dog", "fox")
-    assert [Path(path).suffix for path in dataset.train.paths] == [
+    assert [Path(path).suffix for path in dataset.train.inputs.paths] == [
         *(".jfif", ".jpg", ".jfif", ".jpg", "", ".JFIF", ".ico"),
         *(".jpg", ".jpg", ".jpg", ".jp2", ".photo"),
     ]
@@ -286,8 +292,8 @@ def test_a_list_has_labels_truth_and_split_in_any_order_of_columns(tmp_path: Pat
         'split,label,path,clean\ntrain,dog,"a,b.jpg",cat\nval,cat,c.jpg,dog\ntest,dog,d.jpg,dog\ntrain,cat,e.jpg,cat\n'
     )
     dataset = loaded(f"csv:{list_file}")
-    assert dataset.train.folder == tmp_path
-    assert (dataset.train.paths, dataset.train.labels.tolist()) == (["a,b.jpg", "e.jpg"], [1, 0])
+    assert dataset.train.inputs.folder == tmp_path
+    assert (dataset.train.inputs.paths, dataset.train.labels.tolist()) == (["a,b.jpg", "e.jpg"], [1, 0])
     assert dataset.train.clean_labels is not None
     assert dataset.train.clean_labels.tolist() == [0, 0]
     assert dataset.val is not None
@@ -315,7 +321,7 @@ def test_a_list_as_programs_write_it_is_read_like_a_plain_one(tmp_path: Path, te
         assert dataset.test is not None
         assert dataset.val is not None
         parts = (dataset.train, dataset.val, dataset.test)
-        found.append([(part.paths, part.labels.tolist()) for part in parts])
+        found.append([(part.inputs.paths, part.labels.tolist()) for part in parts])
     assert found[0] == found[1]
 
 
@@ -325,7 +331,7 @@ def test_a_list_without_split_takes_test_images_from_a_folder_beside_it(tmp_path
     dataset = loaded(f"csv:{tmp_path / 'list.csv'}")
     assert (dataset.num_classes, dataset.label_table) == (2, None)  # the numbers 0 and 1 are the classes
     assert dataset.test is not None
-    assert (dataset.test.paths, dataset.test.labels.tolist()) == (["test/1/t.jpg"], [1])
+    assert (dataset.test.inputs.paths, dataset.test.labels.tolist()) == (["test/1/t.jpg"], [1])
 
 
 @pytest.mark.parametrize(

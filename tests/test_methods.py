@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +28,8 @@ from engine_cases import (
     small_tanh,
 )
 from jocor_fast import num_keep
-from jocor_fast.data.memory.digits import load_digits
-from jocor_fast.data.samples import ResidentInputs
+from jocor_fast.data.catalogue import load_dataset
+from jocor_fast.data.samples import ResidentInputs, Samples
 from jocor_fast.engine.evaluate import predicted_probabilities
 from jocor_fast.engine.optimizer import FusedAdam, PlainSGD
 from jocor_fast.engine.plan import plan_epoch
@@ -36,7 +37,7 @@ from jocor_fast.errors import RunError
 from jocor_fast.machine import derived_seed
 from jocor_fast.methods import METHODS, Keep
 from jocor_fast.noise.estimate import anchor_percentile, estimate_transition
-from jocor_fast.runs.fit import Run, TrainData
+from jocor_fast.runs.fit import Run
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -211,7 +212,7 @@ def test_decoupling_whose_networks_always_agree_has_trained_nothing_and_not_dive
 # --- F-correction -----------------------------------------------------------------------------------------------------
 
 
-def f_correction(output: Path | None = None, data: TrainData | None = None, **arguments: Any) -> Run:
+def f_correction(output: Path | None = None, data: Samples | None = None, **arguments: Any) -> Run:
     return fit(
         settings(method="f-correction", epochs=3), small_tanh, data or blobs(70), test=held_out(45), output=output,
         **arguments,
@@ -281,7 +282,7 @@ def test_f_correction_goes_on_in_either_stage(tmp_path: Path, stops_in: str) -> 
 
 
 def test_a_first_stage_that_diverges_ends_the_run_as_diverged(tmp_path: Path) -> None:
-    broken = TrainData(torch.full((32, 6), torch.nan), torch.zeros(32, dtype=torch.int64))
+    broken = Samples(torch.full((32, 6), torch.nan), torch.zeros(32, dtype=torch.int64))
     result = f_correction(tmp_path / "run", data=broken)
     assert result.summary["status"] == "diverged"
     assert result.summary["diverged"]["reason"].startswith("in the first stage, ")
@@ -294,12 +295,12 @@ def test_a_first_stage_that_diverges_ends_the_run_as_diverged(tmp_path: Path) ->
 
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_learns_digits_with_a_fifth_of_the_labels_wrong(method: str) -> None:
-    digits = load_digits()
-    clean = torch.from_numpy(digits.train_labels)
+    digits = load_dataset("digits")
+    clean = digits.train.labels
     generator = torch.Generator().manual_seed(0)
     flipped = torch.rand(len(clean), generator=generator) < 0.2
     noisy = torch.where(flipped, (clean + torch.randint(1, 10, clean.shape, generator=generator)) % 10, clean)
-    inputs = torch.from_numpy(digits.train_inputs).flatten(1)
+    inputs = digits.train.inputs.flatten(1)
 
     def network() -> nn.Module:
         return nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
@@ -307,8 +308,8 @@ def test_every_method_learns_digits_with_a_fifth_of_the_labels_wrong(method: str
     result = fit(
         settings(method=method, forget_rate=0.2, epochs=12, batch_size=32, lr=3e-3),
         network,
-        TrainData(inputs, noisy, clean, digits.input_scale),
-        test=held_out_digits(digits),
+        Samples(inputs, noisy, clean, digits.train.input_scale),
+        test=replace(digits.test, inputs=digits.test.inputs.flatten(1)),
     )
     last = result.metrics[-1]
     assert result.summary["status"] == "finished"
@@ -318,9 +319,3 @@ def test_every_method_learns_digits_with_a_fifth_of_the_labels_wrong(method: str
         assert last["label_precision"] > 0.85
     elif method != "decoupling":
         assert last["label_precision"] == pytest.approx(1 - flipped.float().mean().item(), abs=0.01)
-
-
-def held_out_digits(digits: Any) -> Any:
-    data = held_out(1)
-    inputs = torch.from_numpy(digits.test_inputs).flatten(1)
-    return type(data)(inputs, torch.from_numpy(digits.test_labels), digits.input_scale)

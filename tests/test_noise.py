@@ -135,7 +135,7 @@ def test_case_26_cifar100_flips_stay_within_the_superclass():
 def test_case_26_rate_on_mnist(data_root: Path):
     if not (data_root / "mnist").is_dir():
         pytest.skip("JOCOR_FAST_DATA has no folder mnist")
-    labels = load_dataset("mnist", data_root).train_labels
+    labels = load_dataset("mnist", data_root).train.labels.numpy()
     matrix = noise.asymmetric("mnist", 0.4)
     assert noise.expected_rate(matrix, labels) == pytest.approx(0.198, abs=0.0005)
     assert noise.realised_rate(labels, noise.corrupt(labels, matrix, seed=0)) == pytest.approx(0.198, abs=0.004)

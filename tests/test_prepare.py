@@ -29,14 +29,14 @@ def test_clothing1m_is_squashed_into_the_same_layout(
     original, small = loaded("clothing1m", tmp_path / "original"), loaded("clothing1m", tmp_path / "small")
     for part in ("train", "val", "test"):
         mine, theirs = getattr(small, part), getattr(original, part)
-        assert mine.paths == theirs.paths
+        assert mine.inputs.paths == theirs.inputs.paths
         assert np.array_equal(mine.labels, theirs.labels)
     assert small.notes == original.notes
     listed = (tmp_path / "small" / "bad_files.txt").read_text().splitlines()
     assert sorted(line.split("\t")[0] for line in listed) == sorted(reasons)
-    for path in small.train.paths:
+    for path in small.train.inputs.paths:
         assert (tmp_path / "small" / path).exists() is (path not in reasons)
-    path = original.train.paths[0]
+    path = original.train.inputs.paths[0]
     with Image.open(tmp_path / "small" / path) as image, Image.open(tmp_path / "original" / path) as source:
         assert (image.format, image.size, image.mode) == ("JPEG", (256, 256), "RGB")
         whole = source.resize((256, 256), Image.Resampling.BILINEAR)
@@ -82,7 +82,7 @@ def test_class_folders_keep_names_and_shape_and_small_images_stay_small(tmp_path
     }
     assert all(Image.open(folder / name).format == "JPEG" for name in sizes)
     small, original = loaded(f"folder:{folder}"), loaded(f"folder:{tmp_path / 'original'}")
-    assert small.train.paths == original.train.paths
+    assert small.train.inputs.paths == original.train.inputs.paths
     assert small.test is not None
 
 
@@ -96,7 +96,7 @@ def test_a_list_goes_with_its_images_unless_they_lie_elsewhere(
     (tmp_path / "a" / "list.csv").write_text("path,label\n1.jpg,0\n")
     arguments = ["prepare", "--dataset", f"csv:{tmp_path / 'a' / 'list.csv'}", "--output", str(tmp_path / "b")]
     assert main(arguments) == 0
-    assert loaded(f"csv:{tmp_path / 'b' / 'list.csv'}").train.paths == ["1.jpg"]
+    assert loaded(f"csv:{tmp_path / 'b' / 'list.csv'}").train.inputs.paths == ["1.jpg"]
     (tmp_path / "a" / "list.csv").write_text("path,label\n1.jpg,0\n../2.jpg,1\n")
     assert main(arguments) == 1
     assert "../2.jpg lies outside" in capsys.readouterr().err
@@ -165,4 +165,4 @@ def test_what_is_skipped_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert out.count("6 files skipped: 3 .txt, 2 .heic, 1 without a suffix\n") == 1
     assert "no image in owl\n" in out
     original, small = (loaded(f"folder:{tmp_path / name}") for name in ("photos", "small"))
-    assert small.train.paths == original.train.paths
+    assert small.train.inputs.paths == original.train.inputs.paths

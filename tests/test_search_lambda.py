@@ -15,10 +15,11 @@ from torch import nn
 
 from engine_cases import blobs, fit, held_out, parameters, same_bits, settings, small_mlp, without_timings
 from jocor_fast.cli.program import main
+from jocor_fast.data.samples import Samples
 from jocor_fast.files.names import read_metrics
 from jocor_fast.paper.lambda_search import SCORED_EPOCHS, kept, ranked, rungs, score
 from jocor_fast.paper.run_queue import QueuedRun
-from jocor_fast.runs.fit import EvalData, Run
+from jocor_fast.runs.fit import Run
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -97,8 +98,8 @@ def test_accuracy_is_taken_over_the_samples_of_the_smallest_cross_entropy(keep_r
     generator = torch.Generator().manual_seed(0)
     logits, labels = torch.randn(40, 6, generator=generator), torch.randint(3, (40,), generator=generator)
     pair = (Given(slice(0, 3)), Given(slice(3, 6)))
-    val = EvalData(logits, labels, keep_rate=keep_rate)
-    line = fit(settings(epochs=1, lr=1e-30), pair, blobs_of_six(), val=val, test=EvalData(logits, labels)).metrics[0]
+    val = Samples(logits, labels, keep_rate=keep_rate)
+    line = fit(settings(epochs=1, lr=1e-30), pair, blobs_of_six(), val=val, test=Samples(logits, labels)).metrics[0]
     losses = sum(nn.functional.cross_entropy(z.double(), labels, reduction="none") for z in logits.split(3, 1))
     part = np.argsort(losses.numpy(), kind="stable")[: round(40 * keep_rate)]
     right = [(z.argmax(1) == labels).numpy() for z in logits.split(3, 1)]
@@ -114,7 +115,7 @@ def blobs_of_six() -> Any:
 def test_a_keep_rate_that_is_none_is_named() -> None:
     for wrong in (0.0, 1.1, math.nan):
         with pytest.raises(ValueError, match=r"keep_rate must lie in \(0, 1\], got"):
-            EvalData(torch.zeros(2, 3), torch.zeros(2, dtype=torch.int64), keep_rate=wrong)
+            Samples(torch.zeros(2, 3), torch.zeros(2, dtype=torch.int64), keep_rate=wrong)
 
 
 # --- the command ------------------------------------------------------------------------------------------------------

@@ -28,7 +28,7 @@ def warnings(flags: dict[str, str | bool]) -> list[str]:
 
 def test_a_split_changes_no_label() -> None:
     digits = load_dataset("digits")
-    noisy = noise.corrupt(digits.train_labels, noise.symmetric(10, 0.5), seed=3)
+    noisy = noise.corrupt(digits.train.arrays()[1], noise.symmetric(10, 0.5), seed=3)
     whole = build_task(resolve({"noise_rate": "0.5", "noise_seed": "3"}))
     part = build_task(resolve({"noise_rate": "0.5", "noise_seed": "3", "val_fraction": "0.2"}))
     assert np.array_equal(whole.train.labels.numpy(), noisy)
@@ -36,7 +36,7 @@ def test_a_split_changes_no_label() -> None:
     assert (len(part.train.labels), len(part.val.labels)) == (1437 - 287, 287)
     wrong = part.train.labels != part.train.clean_labels
     assert part.realised_noise_rate == wrong.double().mean().item() != whole.realised_noise_rate
-    by_image = {image.tobytes(): label for image, label in zip(digits.train_inputs, noisy, strict=True)}
+    by_image = {image.tobytes(): label for image, label in zip(digits.train.arrays()[0], noisy, strict=True)}
     for data in (part.train, part.val):
         for image, label in zip(data.inputs.numpy(), data.labels.numpy(), strict=True):
             assert by_image[image.tobytes()] == label
@@ -59,7 +59,7 @@ def test_validation_labels_are_clean_or_noisy_by_flag(kind: str, agreement: floa
     flags = {"noise_rate": "0.5", "val_fraction": "0.4", "val_labels": kind}
     task, digits = build_task(resolve(flags)), load_dataset("digits")
     assert task.val is not None
-    truth = {image.tobytes(): label for image, label in zip(digits.train_inputs, digits.train_labels, strict=True)}
+    truth = {image.tobytes(): label for image, label in zip(*digits.train.arrays(), strict=True)}
     clean = np.array([truth[image.tobytes()] for image in task.val.inputs.numpy()])
     assert (task.val.labels.numpy() == clean).mean() == pytest.approx(agreement, abs=0.08)
 
@@ -124,7 +124,7 @@ def test_floats_so_large_that_networks_learn_little_from_them_are_warned_of(tmp_
     pixels = np.random.default_rng(0).integers(0, 256, (12, 8, 8))
     pixels[0, 0, :2] = 0, 255
     said = {
-        "floats": (pixels.astype("f8"), "from 0 to 255, reach .*: give them mean 0 .*, or hold the pixels as ui"),
+        "floats": (pixels.astype("f8"), "from 0 to 255 reach .*: give them mean 0 .*, or hold the pixels as ui"),
         "averaged": (pixels * 0.99, "from 0 to 252.45, .*, or hold the pixels as uint8, which are divided by 255"),
         "16 bits": (pixels * 257.0, "from 0 to 65535 reach .*: give them mean 0 and deviation 1$"),
         "features": (pixels.reshape(12, 64) - 9.0, "from -9 to 246, .*: give each feature mean 0 and deviation 1$"),

@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -40,8 +41,7 @@ from engine_cases import (
 from image_cases import damage, loaded, write_clothing1m
 from jocor_fast.data.images.bad_files import BadFiles
 from jocor_fast.data.images.preprocessing import Preprocessing
-from jocor_fast.data.images.source import ImageInputs
-from jocor_fast.data.samples import EvalData, TrainData
+from jocor_fast.data.samples import Samples
 from jocor_fast.engine.epoch_log import EpochLog
 from jocor_fast.engine.processes import Processes, SharedRequest, joined_processes
 from jocor_fast.engine.state import TrainingState
@@ -76,8 +76,8 @@ def epochs(
     processes: Processes,
     network: Callable[[], nn.Module] = small_tanh,
     *,
-    data: TrainData | None = None,
-    val: EvalData | None = None,
+    data: Samples | None = None,
+    val: Samples | None = None,
     count: int = 1,
     **changes: Any,
 ) -> dict[str, Any]:
@@ -114,11 +114,12 @@ def images(processes: Processes, loader: str, *, spoilt: bool = False) -> dict[s
         dataset = loaded("clothing1m", Path(name))
         assert dataset.test is not None
         bad_files, preprocessing = BadFiles(), Preprocessing((12, 12), crop=8, augment=True)
-        train, test = (ImageInputs(part, preprocessing, loader, bad_files) for part in (dataset.train, dataset.test))
+        data, held_out_part = (
+            replace(part, inputs=replace(part.inputs, preprocessing=preprocessing, loader=loader, bad_files=bad_files))
+            for part in (dataset.train, dataset.test)
+        )
         networks = pair_of(two_convolutions)
         asked = settings(batch_size=16, batch_scope="global", selection_scope="global")
-        data = TrainData(train, torch.from_numpy(dataset.train_labels))
-        held_out_part = EvalData(test, torch.from_numpy(dataset.test.labels))
         watch = train_epochs(TrainingState(asked, networks, data, held_out_part, None, CPU, processes), 1, 2)
         ids = [log["order"] for log in watch.logs]
         return {"ids": ids, "lines": watch.lines, "parameters": parameters(networks), "bad": sorted(bad_files.reasons)}
@@ -150,7 +151,7 @@ def disagreement(processes: Processes, rows: tuple[int, ...]) -> dict[str, Any]:
     inputs = torch.tensor([[1.0, 0.0]]).repeat(4, 1)
     inputs[list(rows), 1] = 3.0
     asked = settings(method="decoupling", batch_size=4, batch_scope="global", optimizer="sgd", lr=0.5)
-    data = TrainData(inputs, torch.zeros(4, dtype=torch.int64))
+    data = Samples(inputs, torch.zeros(4, dtype=torch.int64))
     state = TrainingState(asked, networks, data, None, None, CPU, processes)
     state.log = EpochLog(processes.share_of(torch.arange(4)), 1, 1)  # in their order
     train_epochs(state, 1)
@@ -265,7 +266,7 @@ SCENARIOS: dict[str, Callable[[Processes], dict[str, Any]]] = {
     ),
     "network unused": lambda processes: epochs(processes, Unused, count=2),
     "small-loss validation": lambda processes: epochs(
-        processes, val=EvalData(blobs(61, seed=2).inputs, blobs(61, seed=2).labels, keep_rate=0.7)
+        processes, val=Samples(blobs(61, seed=2).inputs, blobs(61, seed=2).labels, keep_rate=0.7)
     ),
     "own selection": own_selection,
     "own loop": own_loop,

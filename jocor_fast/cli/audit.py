@@ -16,8 +16,7 @@ from jocor_fast.cli.flags import declare_alone, parse_count
 from jocor_fast.config.stored_run import read_config, task_of_run
 from jocor_fast.config.task import Task
 from jocor_fast.data.arrays import user_path
-from jocor_fast.data.dataset import Dataset
-from jocor_fast.data.images.image_set import ImageDataset, ImageList
+from jocor_fast.data.images.source import ImageFiles
 from jocor_fast.data.images.thumbnails import data_uri, file_uri, image_file_uri, is_image
 from jocor_fast.diagnosis.audit_page import audit_page
 from jocor_fast.diagnosis.doubts import HeldOut, caveat, doubts
@@ -224,22 +223,19 @@ class AuditedRun:
             paths=None if files is None else files.paths,
         )
 
-    def _files(self) -> ImageList | None:
+    def _files(self) -> ImageFiles | None:
         """The files that the samples lie in, if they lie in files."""
-        dataset = None if self.task is None else self.task.dataset
-        return dataset.train if isinstance(dataset, ImageDataset) else None
+        return None if self.task is None else self.task.dataset.files
 
     def _picture(self) -> Callable[[int], str | None] | None:
         """Return how to show a sample; None where samples are no images."""
         files = self._files()
         if files is not None:
             return lambda number: image_file_uri(files.folder / files.paths[number])
-        if self.task is None or not isinstance(self.task.dataset, Dataset):
+        if self.task is None or not is_image(self.task.dataset.input_shape):
             return None
-        dataset = self.task.dataset
-        if not is_image(dataset.input_shape):
-            return None
-        return lambda number: data_uri(dataset.train_inputs[number], dataset.input_scale)
+        samples = self.task.dataset.train
+        return lambda number: data_uri(samples.arrays()[0][number], samples.input_scale)
 
 
 def _say(console: Console, audited: AuditedRun, note: str | None, output: Path, files: Mapping[str, str]) -> None:

@@ -30,7 +30,7 @@ def completion_script(parser: argparse.ArgumentParser, shell: str) -> str:
         if action.dest == "experiment":
             action.choices = tuple(EXPERIMENTS)
         elif action.dest == "dataset":
-            action.choices = DATASETS
+            action.choices = tuple(DATASETS)
         elif option is not None and option.choices:
             action.choices = tuple(option.choices)
         elif action.metavar in ("DIR", "RUN"):

@@ -72,10 +72,9 @@ def _lines(data_root: str | None) -> Iterator[tuple[str, str]]:
         yield "data root", f"none: {error.problem}"
         return
     yield "data root", root
-    for name in DATASETS:
-        found = find_dataset(name, data_root)
-        where = "part of scikit-learn" if name == "digits" else "not found" if found is None else str(found)
-        yield "", f"{name}: {where}"
+    for name, entry in DATASETS.items():
+        if not entry.path:
+            yield "", f"{name}: {entry.place or find_dataset(name, data_root) or 'not found'}"
 
 
 def _instruction_sets(names: list[str]) -> str:

@@ -11,12 +11,11 @@ from rich.console import Console
 
 from jocor_fast.cli.flags import declare_alone, parse_count
 from jocor_fast.data.arrays import user_path
-from jocor_fast.data.catalogue import holds_files, load_dataset
-from jocor_fast.data.images.image_set import ImageDataset
+from jocor_fast.data.catalogue import DATASETS, holds_files, load_dataset
 from jocor_fast.data.images.prepare import Preparation, prepare
 from jocor_fast.errors import ConfigError, called
 from jocor_fast.files.names import BAD_FILES
-from jocor_fast.report.screen import phase, say
+from jocor_fast.report.screen import listed, phase, say
 
 SUMMARY = "resize a data set of image files once, to train on it faster"
 USAGE = "--dataset NAME --output DIR [OPTIONS]"
@@ -29,12 +28,13 @@ same command goes on where an earlier one stopped.
     jocor-fast prepare --dataset clothing1m --output small/clothing1m
     jocor-fast train --dataset clothing1m --data-root small"""
 
+IMAGE_SETS = listed([entry.spelling for entry in DATASETS.values() if entry.holds_files], "or")
 MOST_QUALITY = 95  # beyond that, says Pillow's manual, files grow and images do not gain
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options; their values are checked in `run`."""
-    parser.add_argument("--dataset", metavar="NAME", help="clothing1m, folder:DIR or csv:FILE")
+    parser.add_argument("--dataset", metavar="NAME", help=IMAGE_SETS)
     declare_alone(parser, "data_root")
     parser.add_argument("--output", metavar="DIR", help="folder for the resized data set")
     parser.add_argument(
@@ -54,7 +54,7 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
         if getattr(arguments, name) is None:
             raise ConfigError(f"--{name} is needed: {purpose}")
     if not holds_files(arguments.dataset):
-        raise ConfigError(f"--dataset must be clothing1m, folder:DIR or csv:FILE, got {arguments.dataset!r}")
+        raise ConfigError(f"--dataset must be {IMAGE_SETS}, got {arguments.dataset!r}")
     size = parse_size(arguments.size)
     quality = parse_count("--quality", arguments.quality, Preparation.quality, most=MOST_QUALITY)
     output = user_path(arguments.output)
@@ -66,8 +66,8 @@ def _resize(
     arguments: argparse.Namespace, output: Path, size: tuple[int, int] | int | None, quality: int, console: Console
 ) -> int:
     dataset = load_dataset(arguments.dataset, arguments.data_root, announce=partial(say, console))
-    assert isinstance(dataset, ImageDataset)
-    preparation = Preparation(dataset.resize if size is None else size, quality)
+    assert dataset.files is not None
+    preparation = Preparation(dataset.files.preprocessing.resize if size is None else size, quality)
     with phase(console, "resizing", "files") as update:
         bad_files = prepare(dataset, output, preparation, update)
     say(console, f"{dataset.name} is in {output}, {_size_text(preparation.resize)}, quality {quality}")

@@ -187,7 +187,7 @@ def _fit(
                 stop_after=config["stop_after"],
                 checkpoint_every=config["checkpoint_every"],
                 config=recorded,
-                network_input=describe_input(task, config["model"], config["normalisation"]),
+                network_input=describe_input(task.dataset, config["model"]),
                 noise_rates=(task.nominal_noise_rate, task.realised_noise_rate),
             ),
             processes=processes,

@@ -10,8 +10,8 @@ from rich.console import Console
 from jocor_fast.config.options import OPTIONS, method_options
 from jocor_fast.config.resolve import Config
 from jocor_fast.config.task import Task
-from jocor_fast.data.catalogue import has_a_place
-from jocor_fast.data.images.image_set import ImageDataset
+from jocor_fast.data.catalogue import entry_of
+from jocor_fast.data.images.preprocessing import Preprocessing
 from jocor_fast.data.samples import input_warnings
 from jocor_fast.engine.plan import unfinished_ramp
 from jocor_fast.engine.processes import Processes
@@ -47,8 +47,8 @@ def print_heading(
     lines |= {OPTION_NAMES.get(name, name): f"{config[name]:g} ({config.origin(name)})" for name in method.options}
     networks = f"{method.num_networks} × {config['model']}" if method.num_networks > 1 else config["model"]
     lines["network"] = f"{networks} on {device}, weights {_weights_text(config)}"
-    if isinstance(task.dataset, ImageDataset):
-        lines["images"] = _images_text(config, task.dataset)
+    if task.dataset.files is not None:
+        lines["images"] = _images_text(config, task.dataset.files.preprocessing)
     lines["batch"] = f"{config['batch_size']} ({config.origin('batch_size')})"
     if processes.count > 1:
         lines["batch"] += f", of {batch} in all: {processes.count} processes have {batch // processes.count} rows each"
@@ -97,14 +97,14 @@ def _weights_text(config: Config) -> str:
     return f"from {config['pretrained']}"
 
 
-def _images_text(config: Config, dataset: ImageDataset) -> str:
+def _images_text(config: Config, preprocessing: Preprocessing) -> str:
     """How files become inputs, and what reads them."""
-    size = dataset.resize
+    size, side = preprocessing.resize, preprocessing.crop
     resize = f"short side {size}" if isinstance(size, int) else f"resized to {size[0]}×{size[1]}"
     crop = "the centre" if config["augment"] == "none" else "a random part, mirrored at even odds (centre to evaluate)"
     normalisation = f"{config['normalisation']} normalisation ({config.origin('normalisation')})"
     reader = f"read by {config['loader']} ({config.origin('loader')})"
-    return f"{resize}, cropped to {crop} of {dataset.crop}×{dataset.crop}, {normalisation}, {reader}"
+    return f"{resize}, cropped to {crop} of {side}×{side}, {normalisation}, {reader}"
 
 
 def _data_text(task: Task) -> str:
@@ -175,7 +175,7 @@ def _one_class_warning(task: Task) -> str | None:
     dataset = task.dataset
     if dataset.num_classes > 1:
         return None
-    name = f", {dataset.class_names[0]!r}" if isinstance(dataset, ImageDataset) else ""
+    name = f", {dataset.class_names[0]!r}" if dataset.files is not None else ""
     return f"{dataset.name} has one class only{name}: there is nothing to learn"
 
 
@@ -206,7 +206,8 @@ def _data_warnings(config: Config) -> list[str]:
     found = []
     if asked("noise_seed") and config["noise"] in (None, "clean") and config["noise_matrix"] is None:
         found.append("--noise-seed changes nothing: no noise is drawn (--noise-rate 0.5 would flip half of the labels)")
-    if asked("data_root") and has_a_place(config["dataset"]):
+    entry = entry_of(config["dataset"])
+    if asked("data_root") and entry is not None and entry.find is None:
         found.append(f"--data-root changes nothing: {config['dataset']} is not looked for in it")
     if asked("val_labels") and config["val_fraction"] == 0:
         found.append("--val-labels changes nothing: --val-fraction is 0, so that nothing is held out")

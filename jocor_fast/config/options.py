@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, Literal
 
-from jocor_fast.data.catalogue import DATASETS
+from jocor_fast.data.catalogue import DATASETS, models_text
 from jocor_fast.data.images.preprocessing import CROP, NORMALISATIONS
 from jocor_fast.data.images.source import LOADERS
 from jocor_fast.engine.settings import AUGMENTATIONS, OPTIMIZERS, PRECISIONS, SCOPES, TrainSettings, further_options
@@ -104,8 +104,7 @@ _TOGETHER = "several processes (torchrun)"
 _TABLE = (
     Option(
         "dataset", _DATA, "text", "NAME",
-        f"{', '.join(DATASETS)}; npz:FILE with arrays x_train, y_train, x_test, y_test (or MedMNIST's names); "
-        "folder:DIR with a folder of images for each class; csv:FILE with columns path,label[,clean][,split]",
+        "; ".join(f"{entry.spelling} {entry.help}".strip() for entry in DATASETS.values()),
         default="digits", why="they come with scikit-learn",
     ),
     Option(
@@ -164,7 +163,7 @@ _TABLE = (
     Option(
         "model", _TRAINING, "text", "NAME",
         "mlp, cnn (both from the paper), or a torchvision classifier such as resnet18",
-        why="cnn for cifar10 and cifar100, resnet18 for image files, else mlp",
+        why=models_text(),
     ),
     Option(
         "pretrained", _TRAINING, "text", "WEIGHTS",

@@ -15,10 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from jocor_fast.config.task import Task
 from jocor_fast.data.arrays import NpzArchive, read_npy, split_key
+from jocor_fast.data.dataset import Dataset
 from jocor_fast.data.images.image_file import BadImage, decode_by_pillow, read_bytes
-from jocor_fast.data.images.image_set import ImageDataset
 from jocor_fast.data.images.pillow_decoder import PillowDecoder
 from jocor_fast.data.images.preprocessing import CENTRE, Preprocessing
 from jocor_fast.data.memory.npz import as_inputs
@@ -28,24 +27,17 @@ from jocor_fast.models.networks import build_model
 from jocor_fast.runs.folder import read_weights
 
 
-def describe_input(task: Task, model: str, normalisation: str) -> dict[str, Any]:
-    """What a checkpoint holds under "input", for networks named `model` that are trained on the task."""
-    dataset = task.dataset
-    if isinstance(dataset, ImageDataset):
-        resize = dataset.resize if isinstance(dataset.resize, int) else list(dataset.resize)
-        kind: dict[str, Any] = {
-            "kind": "files",
-            "shape": [3, dataset.crop, dataset.crop],
-            "resize": resize,
-            "normalisation": normalisation,
-        }
-    else:
-        kind = {
-            "kind": str(dataset.train_inputs.dtype),
-            "shape": list(dataset.input_shape),
-            "scale": dataset.input_scale,
-        }
-    return {"model": model, "classes": list(dataset.class_names), **kind}
+def describe_input(dataset: Dataset, model: str) -> dict[str, Any]:
+    """What a checkpoint holds under "input", for networks named `model` that are trained on a data set."""
+    samples, files = dataset.train, dataset.files
+    described = {"model": model, "classes": list(dataset.class_names), "shape": list(dataset.input_shape)}
+    if files is None:
+        assert isinstance(samples.inputs, Tensor)
+        kind = str(samples.inputs.dtype).removeprefix("torch.")
+        return described | {"kind": kind, "scale": samples.input_scale}
+    size, normalisation = files.preprocessing.resize, files.preprocessing.normalisation
+    resize = size if isinstance(size, int) else list(size)
+    return described | {"kind": "files", "resize": resize, "normalisation": normalisation}
 
 
 @dataclass(frozen=True, eq=False)

@@ -21,8 +21,7 @@ import torch
 from jocor_fast.config.options import AUTO, OPTIONS, TRAINING_FIELDS, UNFLAGGED_DEFAULTS, Option
 from jocor_fast.config.presets import PRESETS, PUBLISHED_CO_LAMBDA, preset_co_lambda
 from jocor_fast.data.arrays import user_path
-from jocor_fast.data.catalogue import CSV_PREFIX, FOLDER_PREFIX, NPZ_PREFIX, has_clean_labels, holds_files
-from jocor_fast.data.images.clothing1m import CLOTHING1M
+from jocor_fast.data.catalogue import entry_of, has_clean_labels, holds_files, path_of
 from jocor_fast.engine.settings import TrainSettings, further_options
 from jocor_fast.errors import ConfigError, DataError, RunError, called
 from jocor_fast.files.names import number_in_name
@@ -214,10 +213,11 @@ def _check_conflicts(config: Config) -> None:
         if config.given(first) and config.given(second):
             raise ConfigError(f"{config.label(first)} and {config.label(second)} exclude each other: {why}")
 
+    entry = entry_of(config["dataset"])
     for name in NOISE_OPTIONS:
         exclude("labels", name, "labels from a file are noisy as they are")
-        if config["dataset"] == CLOTHING1M and config.given(name):
-            raise ConfigError(f"{config.label(name)} adds noise, and the labels of {CLOTHING1M} are noisy as they are")
+        if config.given(name) and entry is not None and entry.labels == "noisy":
+            raise ConfigError(f"{config.label(name)} adds noise, and the labels of {entry.name} are noisy as they are")
     exclude("noise_matrix", "noise", "the matrix is the noise")
     exclude("noise_matrix", "noise_rate", "the matrix holds the rates")
     for name in NOISE_OPTIONS:
@@ -225,8 +225,8 @@ def _check_conflicts(config: Config) -> None:
     exclude("clean_labels", "labels_are_clean", "both say which labels are the true ones")
     if config.given("clean_labels") and not config.given("labels") and has_clean_labels(config["dataset"]):
         raise ConfigError(f"{config.label('clean_labels')} needs --labels: the labels of {config['dataset']} are clean")
-    if config["labels_are_clean"] and config["dataset"] == CLOTHING1M:
-        raise ConfigError(f"{config.label('labels_are_clean')} cannot hold for {CLOTHING1M}, whose labels are noisy")
+    if config["labels_are_clean"] and entry is not None and entry.labels == "noisy":
+        raise ConfigError(f"{config.label('labels_are_clean')} cannot hold for {entry.name}, whose labels are noisy")
     if config.given("val_labels") and not config.given("val_fraction"):
         raise ConfigError(f"{config.label('val_labels')} needs --val-fraction")
     for name in FILE_OPTIONS:
@@ -290,11 +290,9 @@ def _decide_training(config: Config) -> None:
 def default_run_name(config: Config) -> str:
     """The folder of a run that was given none: what tells runs apart, as "digits-jocor-symmetric-0.5-seed0"."""
     dataset = config["dataset"]
-    for prefix in (NPZ_PREFIX, CSV_PREFIX):
-        if dataset.startswith(prefix):
-            dataset = Path(dataset.removeprefix(prefix)).stem
-    if dataset.startswith(FOLDER_PREFIX):  # which may be the current one, and have dots in its name
-        dataset = Path(os.path.abspath(user_path(dataset.removeprefix(FOLDER_PREFIX)))).name
+    if path_of(dataset):
+        path = Path(os.path.abspath(user_path(path_of(dataset))))  # which may be the current folder
+        dataset = path.name if path.is_dir() else path.stem  # folders may have dots in their names
     if config["labels"] is not None:
         noise = Path(config["labels"]).name.replace(":", "-")
     elif config["noise_matrix"] is not None:

@@ -11,7 +11,7 @@ from jocor_fast.config.options import OPTIONS
 from jocor_fast.config.resolve import resolve
 from jocor_fast.config.task import Task, build_task
 from jocor_fast.data.arrays import split_key
-from jocor_fast.data.catalogue import CSV_PREFIX, FOLDER_PREFIX, NPZ_PREFIX, holds_files
+from jocor_fast.data.catalogue import holds_files, path_of
 from jocor_fast.errors import RunError
 from jocor_fast.files.names import CONFIG, read_json
 from jocor_fast.models.pretrained import DEFAULT
@@ -86,6 +86,5 @@ def _absolute(name: str, value: str, folder: str) -> str:
 def _parts(name: str, value: str) -> tuple[str, str]:
     """The value as what stands before a path, and the path; no path where it is a name of ours."""
     if name == "dataset":
-        prefix = next((prefix for prefix in (NPZ_PREFIX, FOLDER_PREFIX, CSV_PREFIX) if value.startswith(prefix)), None)
-        return (value, "") if prefix is None else (prefix, value.removeprefix(prefix))
+        return value.removesuffix(path_of(value)), path_of(value)
     return (value, "") if name == "pretrained" and value == DEFAULT else ("", value)

@@ -7,8 +7,9 @@ part held out. So a split changes no label.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,14 +17,12 @@ from torch import nn
 
 from jocor_fast.config.options import AUTO
 from jocor_fast.config.resolve import Config
-from jocor_fast.data.catalogue import has_clean_labels, load_dataset
+from jocor_fast.data.catalogue import entry_of, has_clean_labels, load_dataset
 from jocor_fast.data.dataset import Dataset
 from jocor_fast.data.images.bad_files import BadFiles
-from jocor_fast.data.images.image_set import ImageDataset, ImageList
-from jocor_fast.data.images.preprocessing import Preprocessing
-from jocor_fast.data.images.source import ImageInputs, choose_loader
+from jocor_fast.data.images.source import ImageFiles, choose_loader
 from jocor_fast.data.labels import read_labels
-from jocor_fast.data.samples import InputFiles, take
+from jocor_fast.data.samples import Samples
 from jocor_fast.errors import ConfigError
 from jocor_fast.files.names import CHECKPOINT, PREVIOUS_CHECKPOINT
 from jocor_fast.machine import resolve_device
@@ -32,7 +31,6 @@ from jocor_fast.models.networks import build_model
 from jocor_fast.models.pretrained import Weights, read_weights
 from jocor_fast.noise.drawing import corrupt, expected_rate, realised_rate
 from jocor_fast.noise.matrices import read_transition, transition_matrix
-from jocor_fast.runs.fit import EvalData, TrainData
 
 
 @dataclass(frozen=True)
@@ -48,10 +46,10 @@ class Task:
         train_ids: which of those N samples are trained on; the others are held out.
     """
 
-    dataset: Dataset | ImageDataset
-    train: TrainData
-    test: EvalData | None
-    val: EvalData | None
+    dataset: Dataset
+    train: Samples
+    test: Samples | None
+    val: Samples | None
     build_network: Callable[[], nn.Module]
     nominal_noise_rate: float | None
     expected_noise_rate: float | None
@@ -69,20 +67,6 @@ class _NoisyLabels:
     reason: str = "the share of wrong labels to expect from the noise"
 
 
-_Inputs = torch.Tensor | InputFiles
-
-
-@dataclass(frozen=True)
-class _Parts:
-    """The data set as the engine takes it: inputs and the data set's own labels of each part."""
-
-    train: _Inputs
-    test: tuple[_Inputs, np.ndarray] | None
-    val: tuple[_Inputs, np.ndarray] | None
-    sample_shape: tuple[int, ...]
-    scale: float
-
-
 def build_task(config: Config, announce: Callable[[str], None] | None = None) -> Task:
     """Load the data, make or read the noisy labels and hold out the validation part.
 
@@ -94,30 +78,26 @@ def build_task(config: Config, announce: Callable[[str], None] | None = None) ->
         DataError: a file is missing or broken.
     """
     root = Path(config["data_root"]) if config["data_root"] is not None else None
-    with config.naming("dataset", "data_root", "image_size"):
+    with config.naming("dataset", "data_root"):
         dataset = load_dataset(config["dataset"], root, announce=announce)
-        if isinstance(dataset, ImageDataset):
-            dataset = dataset.at_size(config["image_size"])
+    if dataset.files is not None:
+        dataset = _as_read(config, dataset, dataset.files)
     if config["model"] is None:
-        config.decide("model", dataset.default_model)
+        entry = entry_of(config["dataset"])
+        assert entry is not None
+        config.decide("model", entry.model)
     labels = _noisy_labels(config, dataset)
-    parts = _image_parts(config, dataset) if isinstance(dataset, ImageDataset) else _array_parts(dataset)
-    held_out, kept = _split(len(dataset.train_labels), config, dataset.name, parts)
+    held_out, kept = _split(config, dataset)
     clean = labels.clean[kept] if labels.clean is not None else None
     realised = realised_rate(clean, labels.noisy[kept]) if clean is not None else None
     _decide_forget_rate(config, labels, realised)
     weights = None if config["pretrained"] is None or _goes_on(config) else _pretrained(config)
     return Task(
         dataset=dataset,
-        train=TrainData(
-            take(parts.train, kept),
-            torch.from_numpy(labels.noisy[kept]),
-            torch.from_numpy(clean) if clean is not None else None,
-            parts.scale,
-        ),
-        test=None if config["no_test"] else _eval_data(parts.test, parts.scale),
-        val=_validation(config, parts, labels, held_out),
-        build_network=lambda: build_model(config["model"], parts.sample_shape, dataset.num_classes, weights=weights),
+        train=_labelled(dataset.train, labels.noisy, labels.clean).subset(kept),
+        test=None if config["no_test"] else dataset.test,
+        val=_validation(config, dataset, labels, held_out),
+        build_network=lambda: build_model(config["model"], dataset.input_shape, dataset.num_classes, weights=weights),
         nominal_noise_rate=None if labels.clean is None else config["noise_rate"],
         expected_noise_rate=labels.expected_rate,
         realised_noise_rate=realised,
@@ -138,49 +118,46 @@ def _pretrained(config: Config) -> Weights:
         return read_weights(config["pretrained"], config["model"])
 
 
-def _array_parts(dataset: Dataset) -> _Parts:
-    def pair(inputs: np.ndarray | None, labels: np.ndarray | None) -> tuple[_Inputs, np.ndarray] | None:
-        return None if inputs is None or labels is None else (torch.from_numpy(inputs), labels)
-
-    return _Parts(
-        torch.from_numpy(dataset.train_inputs),
-        pair(dataset.test_inputs, dataset.test_labels),
-        pair(dataset.val_inputs, dataset.val_labels),
-        dataset.input_shape,
-        dataset.input_scale,
-    )
-
-
-def _image_parts(config: Config, dataset: ImageDataset) -> _Parts:
-    """The parts of a data set of files; which loader reads them is decided here."""
+def _as_read(config: Config, dataset: Dataset, files: ImageFiles) -> Dataset:
+    """Return a data set of image files as a run reads them; by which loader is decided here."""
     with config.naming("loader", "device"):
         loader, reason = choose_loader(config["loader"], resolve_device(config["device"]))
     if config["loader"] == "auto":
         config.decide("loader", loader, reason=reason)
-    preprocessing = Preprocessing(
-        dataset.resize,
-        crop=dataset.crop,
-        augment=config["augment"] == "crop-flip",
-        normalisation=config["normalisation"],
+    with config.naming("image_size"):
+        preprocessing = files.preprocessing.at_size(config["image_size"])
+    preprocessing = replace(
+        preprocessing, augment=config["augment"] == "crop-flip", normalisation=config["normalisation"]
     )
-    bad_files = BadFiles(strict=config["strict"])
+    read: dict[str, Any] = {"preprocessing": preprocessing, "loader": loader, "seed": config["seed"]}
+    read["bad_files"] = BadFiles(strict=config["strict"])
 
-    def inputs(images: ImageList) -> ImageInputs:
-        return ImageInputs(images, preprocessing, loader, bad_files, seed=config["seed"])
+    train, test, val = (
+        replace(part, inputs=replace(part.inputs, **read))
+        if part is not None and isinstance(part.inputs, ImageFiles)
+        else None
+        for part in (dataset.train, dataset.test, dataset.val)
+    )
+    assert train is not None
+    return replace(dataset, train=train, test=test, val=val)
 
-    held_out = (dataset.test, dataset.val)
-    test, val = (None if images is None else (inputs(images), images.labels) for images in held_out)
-    return _Parts(inputs(dataset.train), test, val, (3, dataset.crop, dataset.crop), 1.0)
+
+def _labelled(samples: Samples, labels: np.ndarray, clean: np.ndarray | None) -> Samples:
+    return replace(
+        samples,
+        labels=torch.from_numpy(labels),
+        clean_labels=None if clean is None else torch.from_numpy(clean),
+    )
 
 
-def _noisy_labels(config: Config, dataset: Dataset | ImageDataset) -> _NoisyLabels:
+def _noisy_labels(config: Config, dataset: Dataset) -> _NoisyLabels:
     """The labels to train on, and the true ones where they are known.
 
     What a user's own data are labelled is only what was given. The truth are the labels of a named benchmark, those
     that the user calls clean, or those that noise is drawn on.
     """
-    own, num_classes, table = dataset.train_labels, dataset.num_classes, dataset.label_table
-    column = dataset.train.clean_labels if isinstance(dataset, ImageDataset) else None
+    own, num_classes, table = dataset.train.labels.numpy(), dataset.num_classes, dataset.label_table
+    column = None if dataset.train.clean_labels is None else dataset.train.clean_labels.numpy()
     if column is not None and (config["labels_are_clean"] or config["clean_labels"] is not None):
         name = "labels_are_clean" if config["labels_are_clean"] else "clean_labels"
         raise ConfigError(f"{config.label(name)} and the clean labels of {dataset.name} exclude each other")
@@ -200,9 +177,8 @@ def _noisy_labels(config: Config, dataset: Dataset | ImageDataset) -> _NoisyLabe
     if config["noise_matrix"] is not None:
         transition = read_transition(config["noise_matrix"], num_classes)
     elif config["noise"] is None or (config["noise"] == "clean" and not own_are_clean):
-        estimate = dataset.noise_estimate if isinstance(dataset, ImageDataset) else None
         reason = "the share of wrong labels among the clean training images that have a noisy label too"
-        return _NoisyLabels(own, own if own_are_clean else column, estimate, reason)
+        return _NoisyLabels(own, own if own_are_clean else column, dataset.noise_estimate, reason)
     else:
         with config.naming(kind="noise", rate="noise_rate"):
             transition = transition_matrix(config["noise"], num_classes, config["noise_rate"], dataset.name)
@@ -212,14 +188,14 @@ def _noisy_labels(config: Config, dataset: Dataset | ImageDataset) -> _NoisyLabe
     return _NoisyLabels(noisy, clean, expected_rate(transition, clean))
 
 
-def _split(samples: int, config: Config, name: str, parts: _Parts) -> tuple[np.ndarray, np.ndarray]:
+def _split(config: Config, dataset: Dataset) -> tuple[np.ndarray, np.ndarray]:
     """Ids held out for validation and ids to train on, both in data-set order."""
-    fraction = config["val_fraction"]
+    samples, fraction = len(dataset.train), config["val_fraction"]
     if fraction == 0:
         return np.arange(0), np.arange(samples)
     flag = config.label("val_fraction")
-    if parts.val is not None:
-        raise ConfigError(f"{flag} must be 0 for {name}, which comes with a validation set of its own")
+    if dataset.val is not None:
+        raise ConfigError(f"{flag} must be 0 for {dataset.name}, which comes with a validation set of its own")
     count = round(fraction * samples)
     if not 1 <= count < samples:
         purpose = "validate on" if count < 1 else "train on"
@@ -230,9 +206,9 @@ def _split(samples: int, config: Config, name: str, parts: _Parts) -> tuple[np.n
     return np.sort(order[:count]), np.sort(order[count:])
 
 
-def _validation(config: Config, parts: _Parts, labels: _NoisyLabels, held_out: np.ndarray) -> EvalData | None:
+def _validation(config: Config, dataset: Dataset, labels: _NoisyLabels, held_out: np.ndarray) -> Samples | None:
     if not len(held_out):
-        return _eval_data(parts.val, parts.scale)
+        return dataset.val
     kind = config["val_labels"]
     chosen = labels.clean if kind == "clean" else labels.noisy
     if chosen is None:
@@ -243,11 +219,7 @@ def _validation(config: Config, parts: _Parts, labels: _NoisyLabels, held_out: n
             "jocor-fast estimate-noise finds it"
         )
     keep_rate = 1.0 - config["forget_rate"] if kind == "small-loss" else 1.0
-    return EvalData(take(parts.train, held_out), torch.from_numpy(chosen[held_out]), parts.scale, keep_rate)
-
-
-def _eval_data(part: tuple[_Inputs, np.ndarray] | None, scale: float) -> EvalData | None:
-    return None if part is None else EvalData(part[0], torch.from_numpy(part[1]), scale)
+    return replace(_labelled(dataset.train, chosen, None).subset(held_out), keep_rate=keep_rate)
 
 
 def _decide_forget_rate(config: Config, labels: _NoisyLabels, realised: float | None) -> None:

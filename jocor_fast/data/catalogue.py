@@ -7,23 +7,21 @@ from collections.abc import Callable
 from pathlib import Path
 
 from jocor_fast.data.arrays import user_path
-from jocor_fast.data.dataset import Dataset
-from jocor_fast.data.images.clothing1m import CLOTHING1M, find_clothing1m, load_clothing1m
-from jocor_fast.data.images.image_set import ImageDataset
-from jocor_fast.data.images.lists import load_csv, load_folder
-from jocor_fast.data.memory.cifar import CIFAR_LAYOUTS, find_cifar, load_cifar
-from jocor_fast.data.memory.digits import load_digits
-from jocor_fast.data.memory.idx import IDX_SITES, find_idx_dataset, load_idx_dataset
-from jocor_fast.data.memory.npz import load_npz_dataset
+from jocor_fast.data.dataset import Dataset, Entry, Wanted
+from jocor_fast.data.images.clothing1m import CLOTHING1M
+from jocor_fast.data.images.lists import CSV, FOLDER
+from jocor_fast.data.memory.cifar import CIFAR
+from jocor_fast.data.memory.digits import DIGITS
+from jocor_fast.data.memory.idx import IDX
+from jocor_fast.data.memory.npz import NPZ
 from jocor_fast.errors import ArgumentTypeError, ArgumentValueError, DataError
 
-DATASETS = ("digits", *IDX_SITES, *CIFAR_LAYOUTS, CLOTHING1M)
+DATASETS: dict[str, Entry] = {entry.name: entry for entry in (DIGITS, *IDX, *CIFAR, CLOTHING1M, NPZ, FOLDER, CSV)}
 ROOT_VARIABLE = "JOCOR_FAST_DATA"
-NPZ_PREFIX, FOLDER_PREFIX, CSV_PREFIX = "npz:", "folder:", "csv:"
 
 
 def default_root() -> Path:
-    """The folder of data sets where none is given: $JOCOR_FAST_DATA, else ~/.cache/jocor_fast.
+    """Return the folder of data sets where none is given: $JOCOR_FAST_DATA, else ~/.cache/jocor_fast.
 
     Raises:
         DataError: neither is known, as in a container whose user has no home.
@@ -39,12 +37,11 @@ def default_root() -> Path:
 
 def load_dataset(
     name: str, root: str | os.PathLike[str] | None = None, *, announce: Callable[[str], None] | None = None
-) -> Dataset | ImageDataset:
+) -> Dataset:
     """Load a data set into memory; of one that lies in image files, the lists.
 
     Args:
-        name: "digits" (embedded), "mnist", "fashion-mnist", "cifar10", "cifar100", "clothing1m", "npz:FILE",
-            "folder:DIR" or "csv:FILE".
+        name: a key of `DATASETS`, followed by a path where it ends in a colon: "mnist", "folder:photos".
         root: the folder of data sets (`--data-root`), default `default_root()`: NAME is looked for in root/NAME, then
             in root itself. MNIST and Fashion-MNIST are downloaded into root/NAME where they are in neither.
         announce: called with a sentence before each download, and with the data set's notes.
@@ -55,69 +52,61 @@ def load_dataset(
         DataError (a ValueError too): the data set is absent or broken; one sentence names the file, the fault and, for
             what is absent, where to get it.
     """
-    dataset = _loaded(name, root, announce)
-    if announce is not None and isinstance(dataset, ImageDataset):
-        for note in dataset.notes:
-            announce(f"note: {note}")
+    if not isinstance(name, str):
+        raise ArgumentTypeError("dataset", f"must be a str, got {type(name).__name__}")
+    entry, path = entry_of(name), path_of(name)
+    if entry is None:
+        names = [known.spelling for known in DATASETS.values()]
+        raise ArgumentValueError("dataset", f"must be one of {', '.join(names[:-1])} or {names[-1]}, got {name!r}")
+    if entry.path and not path:  # an empty one would be the current folder
+        raise ArgumentValueError("dataset", f"must name a file or folder after {name!r}, got nothing")
+    folders = () if entry.find is None else searched_folders(name, root)
+    wanted = Wanted(name, user_path(path), folders, announce or (lambda text: None))
+    dataset = entry.load(wanted)
+    for note in dataset.notes:
+        wanted.announce(f"note: {note}")
     return dataset
 
 
-def _loaded(
-    name: str, root: str | os.PathLike[str] | None, announce: Callable[[str], None] | None
-) -> Dataset | ImageDataset:
-    if not isinstance(name, str):
-        raise ArgumentTypeError("dataset", f"must be a str, got {type(name).__name__}")
-    if name in (NPZ_PREFIX, FOLDER_PREFIX, CSV_PREFIX):  # an empty path would be the current folder
-        raise ArgumentValueError("dataset", f"must name a file or folder after {name!r}, got nothing")
-    if name == "digits":
-        return load_digits()
-    if name.startswith(NPZ_PREFIX):
-        return load_npz_dataset(user_path(name.removeprefix(NPZ_PREFIX)), name=name)
-    if name.startswith(FOLDER_PREFIX):
-        return load_folder(user_path(name.removeprefix(FOLDER_PREFIX)), name)
-    if name.startswith(CSV_PREFIX):
-        return load_csv(user_path(name.removeprefix(CSV_PREFIX)), name)
-    folders = searched_folders(name, root)
-    if name in IDX_SITES:
-        return load_idx_dataset(name, folders, announce)
-    if name in CIFAR_LAYOUTS:
-        return load_cifar(name, folders)
-    if name == CLOTHING1M:
-        return load_clothing1m(folders)
-    raise ArgumentValueError(
-        "dataset", f"must be one of {', '.join(DATASETS)}, npz:FILE, folder:DIR or csv:FILE, got {name!r}"
-    )
+def entry_of(name: str) -> Entry | None:
+    """Return what is known of the data set that is asked for by this name; None where the name is unknown."""
+    return DATASETS.get(name.removesuffix(path_of(name)))
 
 
-def holds_files(name: str) -> bool:
-    """Whether a data set of this name is one of image files."""
-    return name == CLOTHING1M or name.startswith((FOLDER_PREFIX, CSV_PREFIX))
+def path_of(name: str) -> str:
+    """Return the path in the name of a data set, which follows a colon; "" where it has none."""
+    return name.partition(":")[2]
 
 
 def has_clean_labels(name: str) -> bool:
-    """Whether the labels of a data set of this name count as right: those of the benchmarks, not a user's own."""
-    return name in DATASETS and name != CLOTHING1M
+    """Tell whether the labels of a data set of this name are the truth: those of the benchmarks, not a user's own."""
+    entry = entry_of(name)
+    return entry is not None and entry.labels == "true"
 
 
-def has_a_place(name: str) -> bool:
-    """Whether a data set of this name says by itself where it lies, so that no folder of data sets is searched."""
-    return name == "digits" or name.startswith((NPZ_PREFIX, FOLDER_PREFIX, CSV_PREFIX))
+def holds_files(name: str) -> bool:
+    """Tell whether a data set of this name is one of image files."""
+    entry = entry_of(name)
+    return entry is not None and entry.holds_files
 
 
 def searched_folders(name: str, root: str | os.PathLike[str] | None = None) -> tuple[Path, Path]:
-    """Where a data set of files is looked for, in this order."""
+    """Return where a data set of files is looked for, in this order."""
     base = default_root() if root is None else user_path(root)
     return base / name, base
 
 
 def find_dataset(name: str, root: str | os.PathLike[str] | None = None) -> Path | None:
-    """The folder or file that `load_dataset` would read one of `DATASETS` from, without reading it.
+    """Return the folder or file that a data set would be read from, without reading it; None where there is none."""
+    entry = DATASETS[name]
+    return None if entry.find is None else entry.find(searched_folders(name, root))
 
-    None where it is absent, and for digits, which are part of scikit-learn.
-    """
-    folders = searched_folders(name, root)
-    if name == CLOTHING1M:
-        return find_clothing1m(folders)
-    if name in IDX_SITES:
-        return find_idx_dataset(folders)
-    return find_cifar(name, folders) if name in CIFAR_LAYOUTS else None
+
+def models_text() -> str:
+    """Return which network each data set is learnt by where none is asked for: "cnn for cifar10, else mlp"."""
+    by_model: dict[str, list[str]] = {}
+    for entry in DATASETS.values():
+        by_model.setdefault(entry.model, []).append(entry.spelling)
+    by_model.pop(Entry.model)
+    others = [f"{model} for {' and '.join(names)}" for model, names in by_model.items()]
+    return ", ".join((*others, f"else {Entry.model}"))

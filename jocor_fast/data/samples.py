@@ -1,13 +1,13 @@
 """What a run trains and evaluates on, and where its inputs come from.
 
-Those in memory are here, image files in `data.image_source`, a torch Dataset in `data.torch_dataset`.
+Those in memory are here, image files in `data.images.source`, a torch Dataset in `data.torch_dataset`.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -45,13 +45,14 @@ class InputFiles(Protocol):
 
 
 @dataclass(frozen=True, eq=False)
-class EvalData:
-    """What is evaluated on.
+class Samples:
+    """N samples to train or to evaluate on; sample i keeps its number i through every shuffling.
 
     Attributes:
         inputs: [N, ...], N ≥ 1: uint8 (a network gets `inputs · input_scale` in float32), floating (it gets float32),
             int32 or int64 (it gets them as they are: token numbers); or files.
-        labels: int64 [N], the truth as far as it is known, 0 … C−1.
+        labels: int64 [N], 0 … C−1: those to train on, which may be wrong, or to evaluate by.
+        clean_labels: int64 [N], the truth about labels to train on, None where it is unknown.
         input_scale: factor for uint8 inputs.
         keep_rate: the share in (0, 1] of the samples, those that the networks give the smallest loss, over which
             accuracy is taken; less than 1 where the labels are noisy, so that it is taken over those that are
@@ -63,54 +64,41 @@ class EvalData:
 
     inputs: Tensor | InputFiles
     labels: Tensor
+    clean_labels: Tensor | None = None
     input_scale: float = 1 / 255
     keep_rate: float = 1.0
 
     def __post_init__(self) -> None:
         check_inputs("inputs", self.inputs)
-        _check_labels("labels", self.labels, len(self.inputs))
-        _check_scale(self.input_scale)
+        for name in ("labels", "clean_labels"):
+            _check_labels(name, getattr(self, name), len(self.inputs))
+        if not math.isfinite(arguments.as_real("input_scale", self.input_scale)):
+            raise ValueError(f"input_scale must be finite, got {self.input_scale}")
         if not 0 < arguments.as_real("keep_rate", self.keep_rate) <= 1:
             raise ValueError(f"keep_rate must lie in (0, 1], got {self.keep_rate}")
 
-    def open(self, device: torch.device, batch_size: int) -> InputSource:
-        """The inputs on a device; files come in batches of at most `batch_size`."""
-        if isinstance(self.inputs, InputFiles):
-            return self.inputs.open(device, batch_size, training=False)
-        return ResidentInputs(self.inputs, self.input_scale, device)
+    def __len__(self) -> int:
+        return len(self.labels)
 
+    def arrays(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return inputs in memory and labels as arrays, which share their values; TypeError for files."""
+        if not isinstance(self.inputs, Tensor):
+            raise TypeError(f"inputs must be a tensor, got {type(self.inputs).__name__}")
+        return self.inputs.numpy(), self.labels.numpy()
 
-@dataclass(frozen=True, eq=False)
-class TrainData:
-    """What is trained on: N samples; sample i keeps its number i through every shuffling.
+    def subset(self, ids: np.ndarray) -> Samples:
+        """Return the samples with these numbers, in ascending order; all of them share their inputs with these."""
+        rows, inputs = torch.from_numpy(ids), self.inputs
+        if len(ids) < len(self):
+            inputs = inputs[rows] if isinstance(inputs, Tensor) else inputs.subset(ids)
+        clean = None if self.clean_labels is None else self.clean_labels[rows]
+        return replace(self, inputs=inputs, labels=self.labels[rows], clean_labels=clean)
 
-    Attributes:
-        inputs: as in `EvalData`.
-        labels: int64 [N], noisy, 0 … C−1.
-        clean_labels: int64 [N] where the truth is known, else None (label precision is then null).
-        input_scale: factor for uint8 inputs.
-
-    Raises (when made):
-        TypeError, ValueError: an attribute is of another type, dtype or shape.
-    """
-
-    inputs: Tensor | InputFiles
-    labels: Tensor
-    clean_labels: Tensor | None = None
-    input_scale: float = 1 / 255
-
-    def __post_init__(self) -> None:
-        check_inputs("inputs", self.inputs)
-        _check_labels("labels", self.labels, len(self.inputs))
-        if self.clean_labels is not None:
-            _check_labels("clean_labels", self.clean_labels, len(self.inputs))
-        _check_scale(self.input_scale)
-
-    def open(self, device: torch.device, batch_size: int) -> InputSource:
-        """The inputs on a device; files come in batches of at most `batch_size`."""
-        if isinstance(self.inputs, InputFiles):
-            return self.inputs.open(device, batch_size, training=True)
-        return ResidentInputs(self.inputs, self.input_scale, device)
+    def open(self, device: torch.device, batch_size: int, *, training: bool = False) -> InputSource:
+        """Return the inputs on a device; files come in batches of at most `batch_size`, as for `InputFiles.open`."""
+        if isinstance(self.inputs, Tensor):
+            return ResidentInputs(self.inputs, self.input_scale, device)
+        return self.inputs.open(device, batch_size, training=training)
 
 
 class Batch(NamedTuple):
@@ -196,13 +184,6 @@ def as_network_input(stored: Tensor, scale: float) -> Tensor:
     return stored.float() if stored.is_floating_point() else stored
 
 
-def take(inputs: Tensor | InputFiles, ids: np.ndarray) -> Tensor | InputFiles:
-    """The samples with these ids, in ascending order; the inputs themselves, not a copy, where that is all of them."""
-    if len(ids) == len(inputs):
-        return inputs
-    return inputs[torch.from_numpy(ids)] if isinstance(inputs, Tensor) else inputs.subset(ids)
-
-
 def check_inputs(name: str, inputs: Tensor | InputFiles) -> None:
     """TypeError or ValueError, naming the argument, where these cannot be the inputs of a run."""
     if isinstance(inputs, InputFiles):
@@ -240,12 +221,9 @@ def input_warnings(name: str, inputs: Tensor | InputFiles) -> list[str]:
     return found
 
 
-def _check_scale(input_scale: float) -> None:
-    if not math.isfinite(arguments.as_real("input_scale", input_scale)):
-        raise ValueError(f"input_scale must be finite, got {input_scale}")
-
-
-def _check_labels(name: str, labels: Tensor, count: int) -> None:
+def _check_labels(name: str, labels: Tensor | None, count: int) -> None:
+    if labels is None and name == "clean_labels":
+        return
     if not isinstance(labels, Tensor):
         raise TypeError(f"{name} must be a tensor, got {type(labels).__name__}")
     if labels.dtype != torch.int64:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from jocor_fast.data.samples import EvalData, TrainData, take
+from jocor_fast.data.samples import Samples
 from jocor_fast.engine import loop
 from jocor_fast.engine.evaluate import EvaluationSet
 from jocor_fast.engine.loop import EpochEvent, Observer
@@ -48,11 +48,11 @@ def default_epochs(num_samples: int, batch_size: int) -> int:
 def cross_fit(
     settings: TrainSettings,
     build_network: Callable[[], nn.Module],
-    train: TrainData,
+    train: Samples,
     num_classes: int,
     *,
     epochs: int,
-    val: EvalData | None = None,
+    val: Samples | None = None,
     on_epoch: Callable[[int, int], None] | None = None,
 ) -> CrossFit:
     """Train a network on either half of the samples, by cross-entropy on everything.
@@ -79,18 +79,9 @@ def cross_fit(
     with seeded_generators(settings.seed, device):
         for number, held_out in enumerate((~half, half)):
             trained, others = np.flatnonzero(~held_out), np.flatnonzero(held_out)
-            part, rest = (
-                EvalData(take(train.inputs, ids), train.labels[torch.from_numpy(ids)], train.input_scale)
-                for ids in (trained, others)
-            )
-            state = TrainingState(
-                plain,
-                build_networks(build_network, 1, "standard", device),
-                TrainData(part.inputs, part.labels, None, part.input_scale),
-                None,
-                None,
-                device,
-            )
+            part, rest = (replace(train, clean_labels=None).subset(ids) for ids in (trained, others))
+            networks = build_networks(build_network, 1, "standard", device)
+            state = TrainingState(plain, networks, part, None, None, device)
             done = (
                 None if on_epoch is None else lambda epoch, before=number * epochs: on_epoch(before + epoch, 2 * epochs)
             )
@@ -112,7 +103,7 @@ class _MeanPredictions(Observer):
     """What a network predicts of some sets, float64 [n, C] each, as the mean over its epochs."""
 
     def __init__(
-        self, state: TrainingState, sets: Sequence[EvalData], epochs: int, done: Callable[[int], None] | None
+        self, state: TrainingState, sets: Sequence[Samples], epochs: int, done: Callable[[int], None] | None
     ) -> None:
         self.state, self.epochs, self.done = state, epochs, done
         self.sets = [EvaluationSet(data, state.device, state.settings.batch_size) for data in sets]

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from jocor_fast.data.samples import EvalData, InputSource
+from jocor_fast.data.samples import InputSource, Samples
 from jocor_fast.engine.networks import NetworkGroup, evaluating
 from jocor_fast.engine.processes import ALONE, Processes
 from jocor_fast.losses import num_keep, select_small_loss
@@ -27,7 +27,7 @@ class EvaluationSet:
 
     def __init__(
         self,
-        data: EvalData,
+        data: Samples,
         device: torch.device,
         batch_size: int = EVALUATION_BATCH,
         processes: Processes = ALONE,

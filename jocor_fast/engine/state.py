@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from jocor_fast.data.samples import EvalData, InputSource, ResidentInputs, TrainData
+from jocor_fast.data.samples import InputSource, ResidentInputs, Samples
 from jocor_fast.engine import augment
 from jocor_fast.engine.epoch_log import EpochLog
 from jocor_fast.engine.evaluate import EvaluationSet
@@ -36,9 +36,9 @@ class TrainingState:
         self,
         settings: TrainSettings,
         networks: Sequence[nn.Module],
-        train: TrainData,
-        test: EvalData | None,
-        val: EvalData | None,
+        train: Samples,
+        test: Samples | None,
+        val: Samples | None,
         device: torch.device,
         processes: Processes = ALONE,
     ) -> None:
@@ -47,7 +47,7 @@ class TrainingState:
         self.processes = processes
         self.networks = tuple(networks)
         self.own_rows = whole_batch(settings, len(train.labels), processes) // processes.count
-        self.source: InputSource = train.open(device, self.own_rows)
+        self.source: InputSource = train.open(device, self.own_rows, training=True)
         self.labels = train.labels.to(device)
         self.clean = None if train.clean_labels is None else (train.labels == train.clean_labels).to(device)
         self.test = None if test is None else EvaluationSet(test, device, self.own_rows, processes)
@@ -69,7 +69,7 @@ class TrainingState:
         if alone_on_gpu and not settings.no_graph and isinstance(self.source, ResidentInputs):
             self.captured = CapturedSteps(self.step, self.source, self.labels, self.history)
 
-    def _check(self, train: TrainData, test: EvalData | None, val: EvalData | None) -> int:
+    def _check(self, train: Samples, test: Samples | None, val: Samples | None) -> int:
         """Return C, the number of the networks' outputs.
 
         Raises:

@@ -9,11 +9,12 @@ import numpy as np
 import torch
 
 from jocor_fast.config.resolve import Config
+from jocor_fast.data.samples import Samples
 from jocor_fast.methods import METHODS
 from jocor_fast.models.networks import build_model
 from jocor_fast.noise.drawing import expected_rate
 from jocor_fast.noise.matrices import transition_matrix
-from jocor_fast.runs.fit import EvalData, TrainData, fit
+from jocor_fast.runs.fit import fit
 from jocor_fast.schedules import steps_per_epoch
 
 MEASURED_SECONDS = 0.5  # of steps, where two do not take longer
@@ -112,8 +113,8 @@ def _trained(config: Config, shape: DataShape, model: str, *, steps: int, epochs
     run = fit(
         settings,
         lambda: build_model(model, shape.sample, classes),
-        TrainData(pixels, labels, labels),
-        test=EvalData(pixels[:evaluated], labels[:evaluated]),
+        Samples(pixels, labels, labels),
+        test=Samples(pixels[:evaluated], labels[:evaluated]),
     )
     line = run.metrics[-1]
     return line["seconds"] / steps, line["eval_seconds"] / evaluated

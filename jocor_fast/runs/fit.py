@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 
-from jocor_fast.data.samples import EvalData, TrainData
+from jocor_fast.data.samples import Samples
 from jocor_fast.engine import loop
 from jocor_fast.engine.epoch_log import EpochLog
 from jocor_fast.engine.evaluate import predicted_probabilities
@@ -26,16 +26,16 @@ from jocor_fast.machine import derived_seed, own_modes, resolve_device, seed_gen
 from jocor_fast.methods import METHODS
 from jocor_fast.runs.recorder import Recorder, Recording, Run, checksum
 
-__all__ = ["EpochEvent", "EvalData", "Observer", "Recording", "Run", "TrainData", "fit"]
+__all__ = ["EpochEvent", "Observer", "Recording", "Run", "fit"]
 
 
 def fit(
     settings: TrainSettings,
     networks: NetworkSource,
-    train: TrainData,
+    train: Samples,
     *,
-    test: EvalData | None = None,
-    val: EvalData | None = None,
+    test: Samples | None = None,
+    val: Samples | None = None,
     recording: Recording = Recording(),  # noqa: B008 - it is frozen
     processes: Processes = ALONE,
     observers: Sequence[Observer] = (),
@@ -141,9 +141,9 @@ class _OfFirstStage(Observer):
 def _described(
     settings: TrainSettings,
     modules: Sequence[nn.Module],
-    train: TrainData,
-    test: EvalData | None,
-    val: EvalData | None,
+    train: Samples,
+    test: Samples | None,
+    val: Samples | None,
     recording: Recording,
 ) -> dict[str, Any]:
     """What a process was given, by name, so that all see whether they were given the same."""

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 from torch import Tensor, nn
 
 from jocor_fast import arguments
-from jocor_fast.data.samples import InputFiles, TrainData
+from jocor_fast.data.samples import InputFiles, Samples
 from jocor_fast.engine.epoch_log import EpochLog
 from jocor_fast.engine.history import SampleStatistics
 from jocor_fast.engine.loop import EpochEvent, Observer
@@ -88,7 +88,7 @@ class Recorder(Observer):
     """
 
     def __init__(
-        self, recording: Recording, state: TrainingState, train: TrainData, observers: Sequence[Observer]
+        self, recording: Recording, state: TrainingState, train: Samples, observers: Sequence[Observer]
     ) -> None:
         self.recording = recording
         self.state = state

@@ -15,14 +15,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import numpy as np
+import torch
 
 from jocor_fast.data.arrays import reading
-from jocor_fast.data.dataset import DataError
+from jocor_fast.data.dataset import Dataset, Entry, Wanted
 from jocor_fast.data.images.image_file import IMAGE_SUFFIXES
-from jocor_fast.data.images.image_set import ImageDataset, ImageList
+from jocor_fast.data.images.preprocessing import Preprocessing
+from jocor_fast.data.images.source import ImageFiles
+from jocor_fast.data.samples import Samples
+from jocor_fast.errors import DataError
 
-CLOTHING1M = "clothing1m"
 NOISY_TRAIN, CLEAN_TRAIN = "noisy_train_key_list.txt", "clean_train_key_list.txt"
 CLEAN_VAL, CLEAN_TEST = "clean_val_key_list.txt", "clean_test_key_list.txt"
 NOISY_LABELS, CLEAN_LABELS = "noisy_label_kv.txt", "clean_label_kv.txt"
@@ -36,14 +38,14 @@ LEAST_FOR_ESTIMATE = 1000
 WHERE_FROM = "its authors hand it out for research on request, see github.com/Cysu/noisy_label"
 
 
-def load_clothing1m(folders: Sequence[Path]) -> ImageDataset:
+def load_clothing1m(wanted: Wanted) -> Dataset:
     """Read the lists in the first folder that has them, some seconds for the whole million; no image is opened.
 
     Raises:
         DataError: a list is absent or a line of it wrong (the sentence names file and line), or an image that is
             trained on is validated or tested on too.
     """
-    folder, lists = _find(folders)
+    folder, lists = _find(wanted)
     names = tuple(text for _, text in _lines(lists / CATEGORIES))
     noisy, clean = (_read_labels(lists / name, len(names)) for name in (NOISY_LABELS, CLEAN_LABELS))
     train_keys, val_keys, test_keys = (_read_keys(lists / name) for name in (NOISY_TRAIN, CLEAN_VAL, CLEAN_TEST))
@@ -57,16 +59,16 @@ def load_clothing1m(folders: Sequence[Path]) -> ImageDataset:
             (CLEAN_TEST, test_keys, clean),
         )
     ]
-    return ImageDataset(
-        name=CLOTHING1M,
+    return Dataset(
+        wanted.name,
         train=parts[0],
         val=parts[1],
         test=parts[2],
         class_names=names,
-        resize=SQUASHED_TO,
         noise_estimate=_noise_estimate(lists / CLEAN_TRAIN, noisy, clean),
         notes=tuple(notes),
         source=str(folder),
+        lists=tuple((lists / name).relative_to(folder) for name in LIST_FILES if (lists / name).exists()),
     )
 
 
@@ -80,13 +82,14 @@ def find_clothing1m(folders: Sequence[Path]) -> Path | None:
     return next((folder for folder in folders if (lists_folder(folder) / NOISY_TRAIN).exists()), None)
 
 
-def _find(folders: Sequence[Path]) -> tuple[Path, Path]:
+def _find(wanted: Wanted) -> tuple[Path, Path]:
     """The data set's folder, and the one of its lists."""
-    folder = find_clothing1m(folders)
+    folder = find_clothing1m(wanted.folders)
     if folder is None:
+        places, files = " or ".join(map(str, wanted.folders)), ", ".join(REQUIRED)
         raise DataError(
-            f"{CLOTHING1M} is not in {' or '.join(map(str, folders))}: there must be {', '.join(REQUIRED)} (there, or "
-            f"in annotations/) and images/; {WHERE_FROM}"
+            f"{wanted.name} is not in {places}: there must be {files} (there, or in annotations/) and images/; "
+            f"{WHERE_FROM}"
         )
     lists = lists_folder(folder)
     missing = [name for name in REQUIRED if not (lists / name).exists()]
@@ -140,7 +143,7 @@ def _check_leak(lists: Path, train: dict[str, int], held_out: dict[str, dict[str
             )
 
 
-def _labelled(folder: Path, path: Path, keys: dict[str, int], labels: dict[str, int], notes: list[str]) -> ImageList:
+def _labelled(folder: Path, path: Path, keys: dict[str, int], labels: dict[str, int], notes: list[str]) -> Samples:
     """The keys that have a label; the others are left out, with a note."""
     kept = [key for key in keys if key in labels]
     if len(kept) < len(keys):
@@ -149,7 +152,10 @@ def _labelled(folder: Path, path: Path, keys: dict[str, int], labels: dict[str, 
             f"{len(keys) - len(kept):,} of {len(keys):,} keys in {path.name} have no label and are left out, "
             f"the first is {first}"
         )
-    return ImageList(folder, kept, np.array([labels[key] for key in kept], np.int64))
+    if not kept:
+        raise DataError(f"{path} has no image with a label")
+    files = ImageFiles(folder, kept, Preprocessing(SQUASHED_TO))
+    return Samples(files, torch.tensor([labels[key] for key in kept]))
 
 
 def _noise_estimate(path: Path, noisy: dict[str, int], clean: dict[str, int]) -> float | None:
@@ -159,3 +165,6 @@ def _noise_estimate(path: Path, noisy: dict[str, int], clean: dict[str, int]) ->
     if len(both) < LEAST_FOR_ESTIMATE:
         return None
     return sum(noisy[key] != clean[key] for key in both) / len(both)
+
+
+CLOTHING1M = Entry("clothing1m", load_clothing1m, find_clothing1m, holds_files=True, labels="noisy", model="resnet18")

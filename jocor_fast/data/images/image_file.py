@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from PIL import Image, ImageFile, ImageOps, PngImagePlugin
 
-from jocor_fast.data.dataset import DataError
+from jocor_fast.errors import DataError
 
 # Taken for images without a look into them, since there may be a million.
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".jfif", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")

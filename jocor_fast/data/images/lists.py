@@ -6,15 +6,20 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
+
+import torch
 
 from jocor_fast.data.arrays import reading
 from jocor_fast.data.classes import number_classes
 from jocor_fast.data.columns import read_table, split_named
-from jocor_fast.data.dataset import DataError
+from jocor_fast.data.dataset import Dataset, Entry, Wanted, numbered
 from jocor_fast.data.images.image_file import IMAGE_SUFFIXES, is_image
-from jocor_fast.data.images.image_set import ImageDataset, ImageList
+from jocor_fast.data.images.source import ImageFiles
+from jocor_fast.data.samples import Samples
+from jocor_fast.errors import DataError
 from jocor_fast.files.names import COMPARISON, NOISE_MATRIX, OURS
 
 PARTS = ("train", "val", "test")
@@ -92,7 +97,7 @@ class Walk:
         return notes
 
 
-def load_folder(folder: Path, name: str) -> ImageDataset:
+def load_folder(wanted: Wanted) -> Dataset:
     """Class folders: DIR/CLASS/…/image, or DIR/train/CLASS/…/image; DIR/test and DIR/val likewise, where they are.
 
     The parts may have any of their usual names (`columns.SPLITS`). Images are taken in the order of their paths,
@@ -102,6 +107,7 @@ def load_folder(folder: Path, name: str) -> ImageDataset:
     Raises:
         DataError: there are no class folders, or no images in them, or a class that is only tested on.
     """
+    folder = wanted.path
     with reading(folder, "a folder of images"):
         folder.stat()  # one that is absent is said to be
         names = _folders(folder)
@@ -127,10 +133,10 @@ def load_folder(folder: Path, name: str) -> ImageDataset:
         for path, label in images:
             if label not in classes:
                 raise DataError(f"{folder / path}: the class {label!r} has no training images ({SPELLINGS})")
-    return _dataset(name, folder, str(folder), parts, notes=(*notes, *walk.notes()))
+    return _dataset(wanted, folder, parts, notes=(*notes, *walk.notes()))
 
 
-def load_csv(path: Path, name: str) -> ImageDataset:
+def load_csv(wanted: Wanted) -> Dataset:
     """A list with columns path,label[,clean][,split], as `columns.read_table` finds them.
 
     Paths are relative to its folder. `clean` is the true label, `split` one of train, val and test (rows for test and
@@ -140,6 +146,7 @@ def load_csv(path: Path, name: str) -> ImageDataset:
     Raises:
         DataError: the list is absent or a line of it wrong; the sentence names the line.
     """
+    path = wanted.path
     parts: dict[str, _Images] = {part: [] for part in PARTS}
     truth: list[str] = []
     row: Mapping[str, str] = {}
@@ -155,43 +162,45 @@ def load_csv(path: Path, name: str) -> ImageDataset:
             parts["test"] = walk.class_folders(path.parent, path.parent / test, _folders(path.parent / test))
     if not parts["train"]:
         raise DataError(f"{path} has no row to train on")
-    return _dataset(name, path.parent, str(path), parts, truth, walk.notes())
+    return _dataset(wanted, path.parent, parts, truth, walk.notes(), lists=(Path(path.name),))
 
 
 def _dataset(
-    name: str,
+    wanted: Wanted,
     folder: Path,
-    source: str,
     parts: Mapping[str, _Images],
     truth: Sequence[str] = (),
     notes: Sequence[str] = (),
-) -> ImageDataset:
+    lists: tuple[Path, ...] = (),
+) -> Dataset:
     """Number the classes over all parts, and put them together."""
     trained_on = {os.path.normpath(path) for path, _ in parts["train"]}
-    texts = [[label for _, label in parts.get(part, ())] for part in PARTS]
     for part in ("val", "test"):
         for path, _ in parts.get(part, ()):
             if os.path.normpath(path) in trained_on:
-                raise DataError(f"{source}: {path} is trained on, and what is trained on cannot be measured on")
+                raise DataError(f"{wanted.path}: {path} is trained on, and what is trained on cannot be measured on")
+    texts = [[label for _, label in parts.get(part, ())] for part in PARTS]
     names = {label for labels in (*texts, truth) for label in labels}
     as_numbers = all(map(str.isdecimal, names)) and len(set(map(int, names))) == len(names)  # 1 and 01 are two names
     values = [[int(label) for label in labels] if as_numbers else labels for labels in (*texts, list(truth))]
-    numbered, table = number_classes(*values)
-    num_classes = len(table) if table is not None else 1 + max(int(labels.max(initial=0)) for labels in numbered)
-    lists = {}
-    for part, labels in zip(PARTS, numbered, strict=False):
-        if parts.get(part):
-            clean = numbered[-1] if part == "train" and truth else None
-            lists[part] = ImageList(folder, [path for path, _ in parts[part]], labels, clean)
-    return ImageDataset(
-        name=name,
-        train=lists["train"],
-        test=lists.get("test"),
-        val=lists.get("val"),
-        class_names=table or tuple(map(str, range(num_classes))),
-        label_table=table,
+    (*labels, clean), table = number_classes(*values)
+    num_classes = len(table) if table is not None else 1 + max(int(some.max(initial=0)) for some in (*labels, clean))
+    lists_of_parts = zip((parts.get(part, ()) for part in PARTS), labels, strict=True)
+    train, val, test = (
+        Samples(ImageFiles(folder, [path for path, _ in images]), torch.from_numpy(some)) if images else None
+        for images, some in lists_of_parts
+    )
+    assert train is not None
+    return Dataset(
+        wanted.name,
+        replace(train, clean_labels=torch.from_numpy(clean)) if truth else train,
+        table or numbered(num_classes),
+        test,
+        val,
+        table,
         notes=tuple(notes),
-        source=source,
+        source=str(wanted.path),
+        lists=lists,
     )
 
 
@@ -264,3 +273,8 @@ def _checked_rows(path: Path) -> Iterator[dict[str, str]]:
         if seen.setdefault(row["path"], line) != line:
             raise DataError(f"{path}, line {line}: {row['path']} stands in line {seen[row['path']]} already")
         yield row
+
+
+_IMAGES: dict[str, Any] = {"holds_files": True, "labels": "given", "model": "resnet18"}
+FOLDER = Entry("folder:", load_folder, path="DIR", help="with a folder of images for each class", **_IMAGES)
+CSV = Entry("csv:", load_csv, path="FILE", help="with columns path,label[,clean][,split]", **_IMAGES)

@@ -18,12 +18,11 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from jocor_fast.data.catalogue import CSV_PREFIX
+from jocor_fast.data.dataset import Dataset
 from jocor_fast.data.images.bad_files import BadFiles
-from jocor_fast.data.images.clothing1m import CLOTHING1M, LIST_FILES, lists_folder
 from jocor_fast.data.images.image_file import BadImage, decode_by_pillow, read_bytes
-from jocor_fast.data.images.image_set import MOST_TRIED, ImageDataset, none_readable, spread
 from jocor_fast.data.images.preprocessing import Preprocessing
+from jocor_fast.data.images.source import MOST_TRIED, ImageFiles, none_readable, spread
 from jocor_fast.errors import ArgumentValueError, DataError
 from jocor_fast.files.names import BAD_FILES, PREPARED
 from jocor_fast.files.whole_file import write_bytes, write_text
@@ -45,9 +44,7 @@ class Preparation:
     quality: int = 90
 
 
-def prepare(
-    dataset: ImageDataset, output: Path, preparation: Preparation, on_file: Callable[[int, int], None]
-) -> BadFiles:
+def prepare(dataset: Dataset, output: Path, preparation: Preparation, on_file: Callable[[int, int], None]) -> BadFiles:
     """Write the resized images and the lists; files that are there from an earlier call are left.
 
     Every file is a JPEG, under the name that it had, whatever that ends in: what a file is shows in its content. Files
@@ -63,8 +60,9 @@ def prepare(
         DataError: the folder holds the data set itself, or one that was prepared otherwise, or an image lies outside
             the data set's folder, or no image can be read.
     """
-    paths = _paths(dataset)
-    folder = dataset.train.folder
+    assert dataset.files is not None
+    folder = dataset.files.folder
+    paths = _paths(dataset, folder)
     if output.resolve() == folder.resolve():
         raise ArgumentValueError("output", f"must be another folder than that of the data set, {folder}")
     _check_readable(folder, output, paths)
@@ -80,19 +78,21 @@ def prepare(
             if fault is not None:
                 bad_files.report(folder, path, str(fault))
             on_file(done, len(paths))
-    _copy_lists(dataset, output)
+    for file in dataset.lists:
+        (output / file).parent.mkdir(exist_ok=True)
+        shutil.copyfile(folder / file, output / file)
     if len(bad_files):
         write_bytes(output / BAD_FILES, bad_files.lines())
     return bad_files
 
 
-def _paths(dataset: ImageDataset) -> list[str]:
-    """All of the data set's files, each once."""
-    parts = (dataset.train, dataset.val, dataset.test)
-    paths = list(dict.fromkeys(path for part in parts if part is not None for path in part.paths))
+def _paths(dataset: Dataset, folder: Path) -> list[str]:
+    """Return all of the data set's files, each once."""
+    parts = [part.inputs for part in (dataset.train, dataset.val, dataset.test) if part is not None]
+    paths = list(dict.fromkeys(path for files in parts if isinstance(files, ImageFiles) for path in files.paths))
     outside = next((path for path in paths if os.path.isabs(path) or os.path.normpath(path).startswith("..")), None)
     if outside is not None:
-        raise DataError(f"{dataset.source}: {outside} lies outside {dataset.train.folder}, and has no place in a copy")
+        raise DataError(f"{dataset.source}: {outside} lies outside {folder}, and has no place in a copy")
     return paths
 
 
@@ -160,15 +160,3 @@ def prepared_jpeg(pixels: np.ndarray, preparation: Preparation) -> bytes:
     encoded = io.BytesIO()
     image.save(encoded, "JPEG", quality=preparation.quality)
     return encoded.getvalue()
-
-
-def _copy_lists(dataset: ImageDataset, output: Path) -> None:
-    if dataset.name == CLOTHING1M:
-        lists = lists_folder(dataset.train.folder)
-        copies = output / lists.relative_to(dataset.train.folder)
-        copies.mkdir(exist_ok=True)
-        for name in LIST_FILES:
-            if (lists / name).exists():
-                shutil.copyfile(lists / name, copies / name)
-    elif dataset.name.startswith(CSV_PREFIX):
-        shutil.copyfile(dataset.source, output / Path(dataset.source).name)

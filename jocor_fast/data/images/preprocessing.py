@@ -7,12 +7,15 @@ which gives the same pixels as resizing the whole image and cropping that (the f
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
 
+from jocor_fast.errors import ArgumentValueError
+
 CROP = 224
+SMALLEST_CROP = 8  # cnn halves it three times
 
 # Mean and standard deviation of R, G and B in [0, 1].
 NORMALISATIONS: Mapping[str, tuple[tuple[float, float, float], tuple[float, float, float]]] = {
@@ -52,10 +55,18 @@ class Preprocessing:
         normalisation: a key of `NORMALISATIONS`.
     """
 
-    resize: tuple[int, int] | int
+    resize: tuple[int, int] | int = 256
     crop: int = CROP
     augment: bool = False
     normalisation: str = "imagenet"
+
+    def at_size(self, crop: int) -> Preprocessing:
+        """Return the same with another crop, of images resized to as much more than that as before."""
+        if crop < SMALLEST_CROP:
+            raise ArgumentValueError("image_size", f"must be at least {SMALLEST_CROP}, got {crop}")
+        height, width = (self.resize, self.resize) if isinstance(self.resize, int) else self.resize
+        height, width = round(height * crop / self.crop), round(width * crop / self.crop)
+        return replace(self, resize=height if isinstance(self.resize, int) else (height, width), crop=crop)
 
     @property
     def mean(self) -> tuple[float, float, float]:

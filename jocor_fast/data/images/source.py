@@ -15,8 +15,9 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,51 +27,53 @@ from torch import Tensor
 from jocor_fast.data.images.bad_files import BadFiles
 from jocor_fast.data.images.decoder import Decoder, Loaded
 from jocor_fast.data.images.image_file import BadImage
-from jocor_fast.data.images.image_set import MOST_TRIED, ImageList, none_readable, spread
 from jocor_fast.data.images.pillow_decoder import PillowDecoder
 from jocor_fast.data.images.preprocessing import CENTRE, Draw, Preprocessing, draw
 from jocor_fast.data.samples import Batch, InputSource
-from jocor_fast.errors import ArgumentValueError
+from jocor_fast.errors import ArgumentValueError, DataError
 from jocor_fast.machine import usable_cores
 
 LOADERS = ("dali", "pillow")
 FASTER_ON_CPU = "the faster one, see benchmarks/results/loader_cpu.md"
+MOST_TRIED = 100  # where none of so many files can be read, the folder is wrong, not the files
 BATCHES_AHEAD = 3  # that threads read while one is trained on
 
 
 @dataclass(frozen=True, eq=False)
-class ImageInputs:
-    """The `InputFiles` of one part of a data set.
+class ImageFiles:
+    """Inputs in image files, in data-set order, and how they are read: the `InputFiles` of a data set of images.
 
     Attributes:
-        images: the files.
+        folder: what the paths are relative to.
+        paths: [N], as the data set's own lists have them.
         preprocessing: what becomes of each image.
-        loader: "dali" or "pillow".
+        loader: one of `LOADERS`.
         bad_files: shared by all parts of a run.
         seed: of the random crops.
     """
 
-    images: ImageList
-    preprocessing: Preprocessing
-    loader: str
-    bad_files: BadFiles
+    folder: Path
+    paths: Sequence[str]
+    preprocessing: Preprocessing = field(default_factory=Preprocessing)
+    loader: str = "pillow"
+    bad_files: BadFiles = field(default_factory=BadFiles)
     seed: int = 0
 
     def __len__(self) -> int:
-        return len(self.images)
+        return len(self.paths)
 
     @property
     def checksum(self) -> str:
         """Of the names of the files, in their order; of absolute paths without what all have in common."""
-        names = list(map(os.path.normpath, self.images.paths))
+        names = list(map(os.path.normpath, self.paths))
         if all(map(os.path.isabs, names)):
             above = os.path.commonpath([min(names), max(names)])
             names = [name.removeprefix(above) for name in names]
         checksum = zlib.crc32(os.fsencode("\n".join(names)))
         return f"{len(names)} with checksum {checksum:08x}"
 
-    def subset(self, ids: np.ndarray) -> ImageInputs:
-        return replace(self, images=self.images.subset(ids))
+    def subset(self, ids: np.ndarray) -> ImageFiles:
+        return replace(self, paths=[self.paths[i] for i in ids.tolist()])
 
     def open(self, device: torch.device, batch_size: int, *, training: bool) -> InputSource:
         decoder: Decoder
@@ -88,11 +91,10 @@ class ImageSource:
 
     reads_files = True
 
-    def __init__(self, inputs: ImageInputs, decoder: Decoder, device: torch.device, *, training: bool) -> None:
-        self.images = inputs.images
-        self.preprocessing = inputs.preprocessing
-        self.bad_files = inputs.bad_files
-        self.seed = inputs.seed
+    def __init__(self, files: ImageFiles, decoder: Decoder, device: torch.device, *, training: bool) -> None:
+        self.files = files
+        self.preprocessing = files.preprocessing
+        self.bad_files = files.bad_files
         self.decoder = decoder
         self.device = device
         self.training = training
@@ -100,7 +102,7 @@ class ImageSource:
         self._first: Tensor | None = None
 
     def __len__(self) -> int:
-        return len(self.images)
+        return len(self.files)
 
     def first(self, count: int = 2) -> Tensor:
         """The first images that can be read, as the networks take them."""
@@ -117,7 +119,7 @@ class ImageSource:
         groups = [group.tolist() for group in order.cpu().split(batch_size)]
         draws = None
         if self.training and self.preprocessing.augment and epoch:
-            draws = self.preprocessing.draws(len(self), seed=self.seed, epoch=epoch)
+            draws = self.preprocessing.draws(len(self), seed=self.files.seed, epoch=epoch)
 
         def read(sample: int) -> Any:
             return self._load(sample, CENTRE if draws is None else draw(draws[sample]))
@@ -153,11 +155,11 @@ class ImageSource:
 
     def _load(self, sample: int, where: Draw) -> Any:
         """What the decoder takes of an image, or why it is bad, as a BadImage."""
-        path = self.images.paths[sample]
+        path = self.files.paths[sample]
         if path in self.bad_files:
             return BadImage(self.bad_files.reasons[path])
         try:
-            return self.decoder.load(os.path.join(self.images.folder, path), where)
+            return self.decoder.load(os.path.join(self.files.folder, path), where)
         except BadImage as error:
             return error
 
@@ -166,7 +168,7 @@ class ImageSource:
         good = Loaded([], [])
         for sample, item in zip(samples, items, strict=True):
             if isinstance(item, BadImage):
-                self.bad_files.report(self.images.folder, self.images.paths[sample], str(item))
+                self.bad_files.report(self.files.folder, self.files.paths[sample], str(item))
             else:
                 good.samples.append(sample)
                 good.items.append(item)
@@ -203,8 +205,8 @@ class ImageSource:
             if len(self.bad_files) - known_bad >= MOST_TRIED:
                 break
         if not found:
-            path = self.images.paths[0]
-            raise none_readable(self.images.folder, failed, path, self.bad_files.reasons[path])
+            path = self.files.paths[0]
+            raise none_readable(self.files.folder, failed, path, self.bad_files.reasons[path])
 
 
 def choose_loader(asked: str, device: torch.device) -> tuple[str, str]:
@@ -228,3 +230,18 @@ def choose_loader(asked: str, device: torch.device) -> tuple[str, str]:
     if asked == "dali":
         return asked, ""
     return "dali", FASTER_ON_CPU if device.type == "cpu" else "it decodes on the GPU"
+
+
+def spread(count: int) -> Iterator[int]:
+    """Yield the numbers 0 … count − 1, the first `MOST_TRIED` of them from all over: a whole class may be spoilt."""
+    stride = max(1, count // MOST_TRIED)
+    for first in range(stride):
+        yield from range(first, count, stride)
+
+
+def none_readable(folder: Path, tried: int, path: str, reason: str) -> DataError:
+    """Return what ends a run, or another command, that finds no image to use; `path` is one of those tried."""
+    return DataError(
+        f"{folder}: none of {tried} images, tried all over the data set, can be read, the first of them is {path} "
+        f"({reason})"
+    )

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from jocor_fast.data.arrays import reading
 from jocor_fast.data.classes import class_numbers
-from jocor_fast.data.dataset import Dataset
+from jocor_fast.data.dataset import Dataset, Entry, Wanted, in_memory
 from jocor_fast.data.memory.npz import load_npz_dataset
 from jocor_fast.data.pickled_arrays import unpickled, unwrapped
 from jocor_fast.errors import DataError
@@ -49,7 +50,7 @@ CIFAR_LAYOUTS = {
 }
 
 
-def load_cifar(name: str, folders: Sequence[Path]) -> Dataset:
+def load_cifar(wanted: Wanted) -> Dataset:
     """Load CIFAR-10 or CIFAR-100: images [N, 3, 32, 32] uint8.
 
     Each folder in turn is searched for the batches (in it, or in the folder that the published archive unpacks to),
@@ -58,12 +59,12 @@ def load_cifar(name: str, folders: Sequence[Path]) -> Dataset:
     Raises:
         DataError: nothing is found, a batch is missing, or a file is broken.
     """
-    layout = CIFAR_LAYOUTS[name]
+    name, folders, layout = wanted.name, wanted.folders, CIFAR_LAYOUTS[wanted.name]
     place = find_cifar(name, folders)
     if place is not None and place.is_dir():
         return _load_batches(name, layout, place)
     if place is not None:
-        return load_npz_dataset(place, name=name, num_classes=layout.num_classes, default_model="cnn")
+        return load_npz_dataset(place, name=name, num_classes=layout.num_classes)
     raise DataError(
         f"{name} is not in {' or '.join(map(str, folders))}: {folders[0]} needs the folder {layout.folder} with "
         f"{', '.join(layout.train_files + layout.test_files)} (unpack {layout.archive} from "
@@ -87,16 +88,8 @@ def find_cifar(name: str, folders: Sequence[Path]) -> Path | None:
 def _load_batches(name: str, layout: _Layout, folder: Path) -> Dataset:
     train_inputs, train_labels = _stacked([_read_batch(folder / file, layout) for file in layout.train_files])
     test_inputs, test_labels = _stacked([_read_batch(folder / file, layout) for file in layout.test_files])
-    return Dataset(
-        name=name,
-        source=str(folder),
-        train_inputs=train_inputs,
-        train_labels=train_labels,
-        test_inputs=test_inputs,
-        test_labels=test_labels,
-        num_classes=layout.num_classes,
-        default_model="cnn",
-    )
+    parts = {"train": (train_inputs, train_labels), "test": (test_inputs, test_labels)}
+    return in_memory(name, parts, layout.num_classes, source=folder)
 
 
 def _stacked(batches: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
@@ -127,3 +120,6 @@ def _read_batch(path: Path, layout: _Layout) -> tuple[np.ndarray, np.ndarray]:
     if len(labels) != len(images):
         raise DataError(f"{path} holds {len(images)} images and {len(labels)} labels")
     return images.reshape(-1, *_IMAGE_SHAPE), labels
+
+
+CIFAR = [Entry(name, load_cifar, partial(find_cifar, name), model="cnn") for name in CIFAR_LAYOUTS]

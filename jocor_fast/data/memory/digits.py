@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from jocor_fast.data.dataset import Dataset
+from jocor_fast.data.dataset import Dataset, Entry, Wanted, in_memory
 
 _TRAIN_SIZE = 1437
 _PERMUTATION_SEED = 0  # fixed: every run and every machine has the same 1,437 / 360 split
 
 
-def load_digits() -> Dataset:
+def load_digits(wanted: Wanted) -> Dataset:
     """Load the digits: images [N, 8, 8] of 0 … 16, ten classes, 1,437 to train and 360 to test.
 
     The split is a fixed permutation (scikit-learn keeps the digits in the order of their writers).
@@ -20,12 +20,10 @@ def load_digits() -> Dataset:
     digits = scikit_learn_digits()
     order = np.random.RandomState(_PERMUTATION_SEED).permutation(len(digits.target))
     images, labels = digits.images[order].astype(np.uint8), digits.target[order].astype(np.int64)
-    return Dataset(
-        name="digits",
-        train_inputs=images[:_TRAIN_SIZE],
-        train_labels=labels[:_TRAIN_SIZE],
-        test_inputs=images[_TRAIN_SIZE:],
-        test_labels=labels[_TRAIN_SIZE:],
-        num_classes=10,
-        input_scale=1 / 16,
+    parts = {"train": slice(_TRAIN_SIZE), "test": slice(_TRAIN_SIZE, None)}
+    return in_memory(
+        wanted.name, {part: (images[rows], labels[rows]) for part, rows in parts.items()}, 10, input_scale=1 / 16
     )
+
+
+DIGITS = Entry("digits", load_digits, place="part of scikit-learn")

@@ -6,7 +6,7 @@ import gzip
 import math
 import os
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +14,7 @@ import numpy as np
 
 from jocor_fast.data.arrays import reading
 from jocor_fast.data.classes import class_numbers
-from jocor_fast.data.dataset import Dataset
+from jocor_fast.data.dataset import Dataset, Entry, Wanted, in_memory
 from jocor_fast.data.memory.download import DownloadError, download
 from jocor_fast.errors import DataError
 
@@ -56,28 +56,20 @@ IDX_SITES = {
 }
 
 
-def load_idx_dataset(name: str, folders: Sequence[Path], announce: Callable[[str], None] | None = None) -> Dataset:
+def load_idx_dataset(wanted: Wanted) -> Dataset:
     """Load MNIST or Fashion-MNIST: images [N, 28, 28] uint8, ten classes.
-
-    Args:
-        folders: where to look, in this order; what is missing is downloaded into the first.
-        announce: called with a sentence before each download.
 
     Raises:
         DataError: a file is absent and cannot be downloaded, or is broken.
     """
-    folder = find_idx_dataset(folders)
-    paths = _downloaded(name, folders, announce) if folder is None else _found(folder)
+    folder = find_idx_dataset(wanted.folders)
+    paths = _downloaded(wanted) if folder is None else _found(folder)
     arrays = [read_idx(paths[stem], 3 if "images" in stem else 1) for stem in _STEMS]
-    return Dataset(
-        name=name,
-        source=str(paths[_STEMS[0]].parent),
-        train_inputs=arrays[0],
-        train_labels=_as_labels(arrays[1], paths[_STEMS[1]]),
-        test_inputs=arrays[2],
-        test_labels=_as_labels(arrays[3], paths[_STEMS[3]]),
-        num_classes=_NUM_CLASSES,
-    )
+    parts = {
+        "train": (arrays[0], _as_labels(arrays[1], paths[_STEMS[1]])),
+        "test": (arrays[2], _as_labels(arrays[3], paths[_STEMS[3]])),
+    }
+    return in_memory(wanted.name, parts, _NUM_CLASSES, source=paths[_STEMS[0]].parent)
 
 
 def find_idx_dataset(folders: Sequence[Path]) -> Path | None:
@@ -126,20 +118,22 @@ def _found(folder: Path) -> dict[str, Path]:
     return found
 
 
-def _downloaded(name: str, folders: Sequence[Path], announce: Callable[[str], None] | None) -> dict[str, Path]:
-    folder, site = folders[0], IDX_SITES[name]
+def _downloaded(wanted: Wanted) -> dict[str, Path]:
+    name, folder, site = wanted.name, wanted.folders[0], IDX_SITES[wanted.name]
     for stem, md5 in zip(_STEMS, site.md5, strict=True):
         if stem in _found(folder):
             continue
         file = f"{stem}.gz"
-        if announce:
-            announce(f"downloading {file} of {name} into {folder}")
+        wanted.announce(f"downloading {file} of {name} into {folder}")
         try:
             download([address + file for address in site.addresses], folder / file, md5)
         except DownloadError as error:
             files = ", ".join(f"{stem}.gz" for stem in _STEMS if stem not in _found(folder))
             raise DataError(
-                f"{name} is not in {' or '.join(map(str, folders))}, and cannot be downloaded ({error}): "
+                f"{name} is not in {' or '.join(map(str, wanted.folders))}, and cannot be downloaded ({error}): "
                 f"{folder} needs {files} from {site.addresses[0]}"
             ) from None
     return _found(folder)
+
+
+IDX = [Entry(name, load_idx_dataset, find_idx_dataset) for name in IDX_SITES]

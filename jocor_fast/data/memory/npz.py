@@ -8,7 +8,7 @@ import numpy as np
 
 from jocor_fast.data.arrays import NpzArchive
 from jocor_fast.data.classes import class_numbers, number_classes
-from jocor_fast.data.dataset import Dataset
+from jocor_fast.data.dataset import Dataset, Entry, in_memory
 from jocor_fast.errors import DataError
 
 # part -> (inputs, labels)
@@ -18,7 +18,7 @@ _MEDMNIST_KEYS = {part: (f"{part}_images", f"{part}_labels") for part in ("train
 _Parts = dict[str, tuple[np.ndarray, np.ndarray]]
 
 
-def load_npz_dataset(path: Path, *, name: str, num_classes: int | None = None, default_model: str = "mlp") -> Dataset:
+def load_npz_dataset(path: Path, *, name: str, num_classes: int | None = None) -> Dataset:
     """Load `x_train`, `y_train` (Keras) or `train_images`, `train_labels` (MedMNIST); test and val parts likewise.
 
     Inputs are gray images [N, H, W] or [N, H, W, 1], colour images [N, H, W, 3] or [N, 3, H, W], or features [N, D];
@@ -41,18 +41,23 @@ def load_npz_dataset(path: Path, *, name: str, num_classes: int | None = None, d
             numbered = [class_numbers(labels, num_classes) for _, labels in parts.values()]
     except (TypeError, ValueError) as error:
         raise DataError(f"{path}: {error}") from None
-    fields = {}
-    for (part, (inputs, _)), labels in zip(parts.items(), numbered, strict=True):
-        fields[f"{part}_inputs"], fields[f"{part}_labels"] = inputs, labels
-    return Dataset(
-        name=name,
-        source=str(path),
-        num_classes=num_classes,
+    return in_memory(
+        name,
+        {part: (inputs, labels) for (part, (inputs, _)), labels in zip(parts.items(), numbered, strict=True)},
+        num_classes,
         input_scale=1 / 255 if parts["train"][0].dtype == np.uint8 else 1.0,
         label_table=label_table,
-        default_model=default_model,
-        **fields,
+        source=path,
     )
+
+
+NPZ = Entry(
+    "npz:",
+    lambda wanted: load_npz_dataset(wanted.path, name=wanted.name),
+    path="FILE",
+    help="with arrays x_train, y_train, x_test, y_test (or MedMNIST's names)",
+    labels="given",
+)
 
 
 def _read_parts(path: Path) -> _Parts:
