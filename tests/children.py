@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import jocor_fast as jf
@@ -12,6 +15,26 @@ import jocor_fast as jf
 # Seconds. What takes some of them on a free machine takes minutes on a loaded one; what hangs takes for ever.
 PATIENCE = 600.0
 IMPORTED = os.pathsep.join((str(Path(jf.__file__).parents[1]), str(Path(__file__).parent)))
+
+
+@contextlib.contextmanager
+def signalled(number: int, ready: Callable[[], bool]) -> Iterator[None]:
+    """Send this process a signal once it is ready, as a user would while a command works in it."""
+    done = threading.Event()
+
+    def send() -> None:
+        while not done.wait(0.01):
+            if ready():
+                os.kill(os.getpid(), number)
+                return
+
+    thread = threading.Thread(target=send)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
 
 
 def python(*arguments: str, cwd: Path | None = None, **environ: str) -> subprocess.CompletedProcess[str]:

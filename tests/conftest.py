@@ -27,7 +27,8 @@ else:
     hypothesis.settings.register_profile("ci", deadline=None, derandomize=True)
     hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "local")
 
-torch.set_num_threads(2)
+# Two workers share two cores (make test); tests of several threads set their number themselves.
+torch.set_num_threads(1)
 # Started in the background (nohup, `&`), this process ignores Ctrl-C, and so would those that tests send it to.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)

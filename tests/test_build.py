@@ -268,20 +268,6 @@ def test_the_version_is_the_same_wherever_it_stands() -> None:
         assert line in (ROOT / file).read_text().splitlines(), f"{file} does not say {line}"
 
 
-def test_import_with_another_torch_than_built_against_says_rebuild(tmp_path: Path) -> None:
-    package = shutil.copytree(Path(jf.__file__).parent, tmp_path / "jocor_fast")
-    build = json.loads((package / "_build.json").read_text())
-    (package / "_build.json").write_text(json.dumps({**build, "torch": "2.10.0+cpu"}))
-    result = python("-c", "import jocor_fast", cwd=tmp_path, PYTHONPATH=str(tmp_path))
-    assert result.returncode == 1
-    assert f'"{package / "__init__.py"}"' in result.stderr  # this copy, and none that is installed
-    last = result.stderr.strip().splitlines()[-1]
-    assert last.startswith("ImportError: ")
-    assert "2.10.0+cpu" in last
-    assert torch.__version__ in last
-    assert "rebuild" in last
-
-
 def not_compiled(package: Path) -> str:
     (package / "_build.json").unlink()
     return "jocor_fast has not been compiled"
@@ -290,7 +276,7 @@ def not_compiled(package: Path) -> str:
 def another_torch(package: Path) -> str:
     build = json.loads((package / "_build.json").read_text())
     (package / "_build.json").write_text(json.dumps({**build, "torch": "2.10.0+cpu"}))
-    return "jocor_fast was compiled against torch 2.10.0+cpu and torch"
+    return f"jocor_fast was compiled against torch 2.10.0+cpu and torch {torch.__version__}"
 
 
 def damaged_extension(package: Path) -> str:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import csv
 import json
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
 
+from children import signalled
 from jocor_fast.cli.program import main
 from jocor_fast.paper.run_queue import QueuedRun, run_all
 
@@ -36,9 +36,8 @@ def test_a_run_takes_no_modules_from_the_current_folder(monkeypatch: pytest.Monk
     assert run.error == "--epochs must be at least 1, got 0"
 
 
-def test_it_runs_every_method_and_writes_table_and_figure(
-    capsys: pytest.CaptureFixture[str], request: pytest.FixtureRequest
-) -> None:
+@pytest.mark.usefixtures("runs_in_this_process")
+def test_it_runs_every_method_and_writes_table_and_figure(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(QUICK) == 0
     out = capsys.readouterr().out
     assert [(row["method"], row["n"], row["ddof"], row["status"]) for row in rows()] == [
@@ -64,7 +63,6 @@ def test_it_runs_every_method_and_writes_table_and_figure(
     assert str(Path("out", "curves.png")) in out
 
     # Finished runs are not made again, more seeds join them, and other settings are refused.
-    request.getfixturevalue("runs_in_this_process")
     before = {path: path.stat().st_mtime_ns for path in CELLS.rglob("*") if path.is_file()}
     assert main([*QUICK[:-1], "out", "--methods", "standard", "--seeds", "2"]) == 0
     assert "1 run (1 of 2 is finished already), 1 at a time, in out" in capsys.readouterr().out
@@ -96,19 +94,14 @@ def test_a_run_that_fails_is_named_and_never_averaged(capsys: pytest.CaptureFixt
 
 
 @pytest.mark.parametrize(
-    ("signal_sent", "code", "sentence"),
+    ("number", "code", "sentence"),
     [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "stopped by SIGTERM")],
 )
-def test_stopping_it_stops_its_runs(signal_sent: int, code: int, sentence: str) -> None:
-    command = [sys.executable, "-m", "jocor_fast", *QUICK, "--epochs", "100000", "--methods", "jocor"]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+def test_stopping_it_stops_its_runs(number: int, code: int, sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
     metrics = CELLS / "jocor" / "seed1" / "metrics.jsonl"
-    while not (metrics.exists() and metrics.stat().st_size > 0):
-        assert process.poll() is None
-        time.sleep(0.1)
-    process.send_signal(signal_sent)
-    _, error = process.communicate()
-    assert process.returncode == code
+    with signalled(number, lambda: metrics.exists() and metrics.stat().st_size > 0):
+        assert main([*QUICK, "--epochs", "100000", "--methods", "jocor"]) == code
+    error = capsys.readouterr().err
     assert error == f"jocor-fast: error: {sentence}; the same command continues where this one stopped\n"
     summary = json.loads((metrics.parent / "summary.json").read_text(encoding="utf-8"))
     assert summary["status"] == "interrupted"

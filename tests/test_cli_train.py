@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from checkpoint_cases import CHECKPOINTS
+from children import signalled
 from cli_cases import content, train
 from engine_cases import METRICS
 from jocor_fast.cli.program import main
@@ -217,40 +218,36 @@ def test_resume_without_a_run_starts_one(named_blobs: np.ndarray) -> None:
     assert len(content("metrics.jsonl")) == 2
 
 
-@pytest.mark.parametrize(
-    ("signal_sent", "code", "sentence"),
-    [
-        (signal.SIGINT, 130, "jocor-fast: error: interrupted; resume with --resume\n"),
-        (signal.SIGTERM, 143, "jocor-fast: error: stopped by SIGTERM; resume with --resume\n"),
-    ],
-)
-def test_an_interrupted_run_says_how_to_go_on_and_does(
-    signal_sent: int, code: int, sentence: str, named_blobs: np.ndarray
-) -> None:
-    arguments = [
-        "train",
-        "--dataset",
-        "npz:blobs.npz",
-        "--labels-are-clean",
-        "--batch-size",
-        "8",
-        "--epochs",
-        "30",
-        "--output",
-        "run",
-    ]
-    with subprocess.Popen([*PROGRAM, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        assert any(line.startswith("epoch  2/30") for line in process.stdout)
-        process.send_signal(signal_sent)
-        _, error = process.communicate()
-    assert (process.returncode, error) == (code, sentence)
+LONG = ["train", "--dataset=npz:blobs.npz", "--labels-are-clean", "--batch-size=8", "--epochs=30", "--output=run"]
+
+
+def assert_it_was_interrupted_and_goes_on() -> None:
     assert content("summary.json")["status"] == "interrupted"
     assert 2 <= len(content("metrics.jsonl")) < 30
-
-    assert main([*arguments, "--resume"]) == 0
+    assert main([*LONG, "--resume"]) == 0
     assert content("summary.json")["status"] == "finished"
     assert [line["epoch"] for line in content("metrics.jsonl")] == list(range(1, 31))
+
+
+def test_a_run_that_sigterm_stops_says_how_to_go_on_and_does(
+    named_blobs: np.ndarray, capsys: pytest.CaptureFixture[str]
+) -> None:
+    metrics = Path("run", "metrics.jsonl")
+    with signalled(signal.SIGTERM, lambda: metrics.exists() and metrics.read_text().count("\n") >= 2):
+        assert main(LONG) == 143
+    assert capsys.readouterr().err == "jocor-fast: error: stopped by SIGTERM; resume with --resume\n"
+    assert_it_was_interrupted_and_goes_on()
+
+
+def test_a_run_that_ctrl_c_stops_says_how_to_go_on_and_does(named_blobs: np.ndarray) -> None:
+    """In a process of its own, in which the package once answered Ctrl-C otherwise, while it was imported."""
+    with subprocess.Popen([*PROGRAM, *LONG], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert any(line.startswith("epoch  2/30") for line in process.stdout)
+        process.send_signal(signal.SIGINT)
+        _, error = process.communicate()
+    assert (process.returncode, error) == (130, "jocor-fast: error: interrupted; resume with --resume\n")
+    assert_it_was_interrupted_and_goes_on()
 
 
 def test_a_reader_that_leaves_ends_the_run_in_a_sentence(named_blobs: np.ndarray) -> None:

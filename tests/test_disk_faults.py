@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -307,19 +308,16 @@ def test_what_a_crash_leaves_at_the_end_of_metrics_is_not_read(tail: bytes, tmp_
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
-@pytest.mark.parametrize("unbuffered", ["", "1"])
-def test_a_log_on_a_full_disk_is_an_error_and_not_a_crash(unbuffered: str, named_blobs: np.ndarray) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "jocor_fast",
-        "train",
-        "--dataset",
-        "npz:blobs.npz",
-        "--labels-are-clean",
-        "--epochs=1",
-    ]
+def test_a_log_on_a_full_disk_is_an_error_and_not_a_crash(
+    named_blobs: np.ndarray, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is noticed when a line is written, or when a buffer is at the end of the process."""
+    arguments = ["train", "--dataset", "npz:blobs.npz", "--labels-are-clean", "--epochs=1"]
     with open("/dev/full", "w") as log:
-        environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
-        child = subprocess.run(command, stdout=log, stderr=subprocess.PIPE, text=True, check=False, env=environment)
+        command = [sys.executable, "-m", "jocor_fast", *arguments]
+        child = subprocess.run(command, stdout=log, stderr=subprocess.PIPE, text=True, check=False)
     assert (child.returncode, child.stderr) == (1, "jocor-fast: error: No space left on device\n")
+    with contextlib.suppress(OSError), open("/dev/full", "w", buffering=1) as log:
+        monkeypatch.setattr(sys, "stdout", log)
+        assert main([*arguments, "--output=at-once"]) == 1
+    assert capsys.readouterr().err == "jocor-fast: error: No space left on device\n"

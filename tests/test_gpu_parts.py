@@ -14,17 +14,17 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
-from children import PATIENCE, python
+from children import PATIENCE
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
+import training_runs  # noqa: E402
 from gpu import bars, measure, prove, records, report, run  # noqa: E402
 from gpu.records import Outcome, Part  # noqa: E402
 from gpu.run import PARTS, TOGETHER, run_part  # noqa: E402
-from training_runs import Run, train  # noqa: E402
-from training_runs import figures as figures_of_run  # noqa: E402
 
 FACTS = {
     "card": "A card",
@@ -185,15 +185,16 @@ raise SystemExit(records.work_through({"a": dict, "b": broken, "c": lambda: {"ok
     assert report.result(outcome) == "2 good, 2 bad, first b"
 
 
-def test_a_training_run_that_fails_is_bad(tmp_path: Path) -> None:
-    item = train(Run("a run", "digits", PATIENCE, ("--no-such-option",)), tmp_path)
+def test_a_training_run_that_fails_is_bad(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training_runs, "TRAIN", (sys.executable, "-c", "raise SystemExit(1)"))
+    item = training_runs.train(training_runs.Run("a run", "digits", PATIENCE, ()), tmp_path)
     assert item == {"data": "digits", "ok": False, "epochs": 0}
     assert records.failed(item)
 
 
 def test_steps_a_second_leave_the_first_epochs_out() -> None:
     epoch = {"epoch": 1, "seconds": 1.0, "eval_seconds": 0.5, "test_accuracy": 0.5, "samples_per_second": 1280.0}
-    figures = figures_of_run([{**epoch, "samples_per_second": 1.0}] * 2 + [epoch] * 9, 128)
+    figures = training_runs.figures([{**epoch, "samples_per_second": 1.0}] * 2 + [epoch] * 9, 128)
     assert (figures["epochs"], figures["seconds"], figures["steps_per_second"]) == (11, 16.5, 10.0)
 
 
@@ -297,13 +298,12 @@ def test_parts_that_are_not_known_are_wrong_use() -> None:
         run.parts_named("biuld,train")
 
 
-PROGRAM = str(ROOT / "benchmarks" / "gpu" / "run.py")
-
-
-def test_without_a_gpu_it_ends_in_one_sentence(tmp_path: Path) -> None:
-    done = python(PROGRAM, "--output", str(tmp_path / "results"), CUDA_VISIBLE_DEVICES="")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "The parts need a CUDA GPU, and torch sees none.\n"
+def test_without_a_gpu_it_ends_in_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert run.main(["--output", str(tmp_path / "results")]) == 2
+    assert capsys.readouterr() == ("", "The parts need a CUDA GPU, and torch sees none.\n")
     assert not (tmp_path / "results").exists()
 
 

@@ -5,16 +5,12 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
 import pytest
 
 from checkpoint_cases import KINDS, Killed, assert_same, killed_after, metrics_in, terminated_at, train, whole
-from children import IMPORTED, PATIENCE
-from engine_cases import blobs, fit, held_out, settings, small_mlp, without_timings
 from jocor_fast.runs.fit import Run
 
 pytestmark = pytest.mark.usefixtures("one_thread", "curves_at_once")
@@ -95,43 +91,3 @@ def test_ctrl_c_says_interrupted_and_can_be_resumed(tmp_path: Path) -> None:
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert (summary["status"], summary["last"]["epoch"]) == ("interrupted", 2)
     assert_same(train("paired", tmp_path, resume=True), whole("paired"), tmp_path)
-
-
-SCRIPT = """
-import sys, time, torch
-from engine_cases import blobs, held_out, settings, small_mlp
-from engine_cases import fit
-torch.set_num_threads(1)
-
-def on_step(epoch, step, steps):
-    time.sleep(0.01)
-
-def on_epoch(event):
-    print(event.epoch, flush=True)
-
-data = {{'test': held_out(21), 'output': {output!r}}}
-fit(settings(epochs=30), small_mlp, blobs(70), **data, on_epoch=on_epoch, on_step=on_step)
-"""
-
-
-def process(output: Path) -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", SCRIPT.format(output=str(output))]
-    environment = {**os.environ, "PYTHONPATH": IMPORTED}
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_a_process_that_a_signal_ends_is_resumed_by_another(number: signal.Signals, tmp_path: Path) -> None:
-    untouched = fit(settings(epochs=30), small_mlp, blobs(70), test=held_out(21))
-    child = process(tmp_path)
-    assert child.stdout is not None
-    for _ in range(3):
-        assert child.stdout.readline(), child.communicate()[1]
-    child.send_signal(number)
-    _, errors = child.communicate(timeout=PATIENCE)
-    assert child.returncode == (143 if number == signal.SIGTERM else -signal.SIGKILL), errors
-    assert (tmp_path / "summary.json").exists() == (number == signal.SIGTERM)
-    assert 3 <= len(metrics_in(tmp_path)) < 30
-
-    fit(settings(epochs=30), small_mlp, blobs(70), test=held_out(21), output=tmp_path, resume=True)
-    assert without_timings(metrics_in(tmp_path)) == without_timings(untouched.metrics)
