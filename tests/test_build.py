@@ -285,13 +285,16 @@ def damaged_extension(package: Path) -> str:
     return "jocor_fast's compiled part cannot be loaded"
 
 
-@pytest.mark.parametrize(
-    ("broken", "started_as"), [(not_compiled, "module"), (another_torch, "script"), (damaged_extension, "script")]
-)
+def broken(folder: Path, fault: Callable[[Path], str]) -> str:
+    """A copy of the package with a fault, and the sentence that it ends in."""
+    return fault(Path(shutil.copytree(Path(jf.__file__).parent, folder / "jocor_fast")))
+
+
+@pytest.mark.parametrize(("fault", "started_as"), [(not_compiled, "module"), (damaged_extension, "script")])
 def test_the_command_of_a_broken_build_ends_in_one_sentence(
-    broken: Callable[[Path], str], started_as: str, tmp_path: Path
+    fault: Callable[[Path], str], started_as: str, tmp_path: Path
 ) -> None:
-    sentence = broken(Path(shutil.copytree(Path(jf.__file__).parent, tmp_path / "jocor_fast")))
+    sentence = broken(tmp_path, fault)
     script = tmp_path / "bin" / "jocor-fast"  # as an installation writes it
     script.parent.mkdir()
     script.write_text("import sys\nfrom jocor_fast.cli import main\nsys.exit(main())\n")
@@ -304,27 +307,30 @@ def test_the_command_of_a_broken_build_ends_in_one_sentence(
     assert result.stderr.count("\n") == 1
 
 
-@pytest.mark.parametrize("start", [("-m", "jocor_fast", "--version"), ("-c", "import jocor_fast")])
-def test_a_source_folder_that_shadows_the_installed_package_is_named(start: tuple[str, ...], tmp_path: Path) -> None:
-    source, installed = tmp_path / "clone", tmp_path / "site-packages"
-    for place in (source, installed):
-        shutil.copytree(Path(jf.__file__).parent, place / "jocor_fast")
-    not_compiled(source / "jocor_fast")
-    result = python(*start, cwd=source, PYTHONPATH=str(installed))
-    assert result.returncode == 1
-    said = result.stderr.strip().splitlines()[-1]
-    assert said.endswith(
-        f"jocor_fast has not been compiled in {source}, which shadows the package installed in {installed}: "
-        "start Python in another folder"
-    )
+CATCHES = """
+import sys
+for folder in sys.argv[2:]:
+    sys.path[0] = folder
+    for name in [name for name in sys.modules if name.partition(".")[0] == "jocor_fast"]:
+        del sys.modules[name]
+    try:
+        import jocor_fast
+    except ImportError as error:
+        print(error)
+"""
 
 
 def test_a_program_that_imports_a_broken_build_gets_the_import_error(tmp_path: Path) -> None:
-    """Also one that is started by -m itself."""
-    not_compiled(Path(shutil.copytree(Path(jf.__file__).parent, tmp_path / "jocor_fast")))
-    (tmp_path / "program.py").write_text("try:\n    import jocor_fast\nexcept ImportError:\n    print('caught')\n")
-    result = python("-m", "program", "jocor_fast", cwd=tmp_path, PYTHONPATH=str(tmp_path))
-    assert result.stdout == "caught\n", result.stderr
+    """Also one that is started by -m itself, with the command's name among its arguments."""
+    faults = (not_compiled, another_torch, damaged_extension)
+    sentences = {str(tmp_path / fault.__name__): broken(tmp_path / fault.__name__, fault) for fault in faults}
+    (tmp_path / "program.py").write_text(CATCHES)
+    result = python("-m", "program", "jocor_fast", *sentences, cwd=tmp_path, PYTHONPATH=str(tmp_path))
+    caught = result.stdout.splitlines()
+    assert len(caught) == len(sentences), result.stderr
+    for line, sentence in zip(caught, sentences.values(), strict=True):
+        assert line.startswith(sentence)
+        assert "rebuild it with" in line
 
 
 @pytest.mark.skipif(jf.build_info()["cuda"] is not None, reason="this build has its CUDA part")

@@ -265,8 +265,8 @@ def test_ctrl_c_while_the_package_is_imported_says_so_without_a_traceback(interr
 def test_every_command_prints_how_long_it_has_worked(
     command: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("jocor_fast.report.screen.SILENCE_SECONDS", 0.1)
-    monkeypatch.setattr(COMMANDS[command], "run", lambda arguments, console: time.sleep(0.5) or 0)
+    monkeypatch.setattr("jocor_fast.report.screen.SILENCE_SECONDS", 0.02)
+    monkeypatch.setattr(COMMANDS[command], "run", lambda arguments, console: time.sleep(0.2) or 0)
     assert main([command]) == 0
     out, error = capfd.readouterr()
     assert f"{command}: 0 s so far\n" in (error if command == "predict" else out)  # whose output is CSV

@@ -220,7 +220,7 @@ class Torchrun:
 def test_a_run_goes_on_bitwise_after_a_process_was_killed_and_after_sigterm(
     together: list[Results], tmp_path: Path
 ) -> None:
-    first = Torchrun(tmp_path, "resume", restarts=1)
+    first = Torchrun(tmp_path, "resume", "slow", restarts=1)
     first.wait_for_epoch(3)
     os.kill(first.worker(1), signal.SIGKILL)
     first.wait_for_epoch(7)  # of what torchrun has started again

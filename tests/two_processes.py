@@ -307,6 +307,6 @@ if __name__ == "__main__":
             assert others.objects(others.rank) == [0, 1]
     with joined_processes("cpu") as together:
         if words:
-            whole_run(together, Path(folder), resume="resume" in words, slow=True)
+            whole_run(together, Path(folder), resume="resume" in words, slow="slow" in words)
         else:
             torch.save(run_all(together), Path(folder) / f"{together.rank}.pt")
