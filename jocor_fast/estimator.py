@@ -129,7 +129,7 @@ class JoCoRClassifier(ClassifierMixin, BaseEstimator):
         return self
 
     def predict_proba(self, X: Any) -> np.ndarray:
-        """The mean probabilities of the networks.
+        """Return the mean probabilities of the networks.
 
         Args:
             X: as for `fit`.
@@ -151,7 +151,7 @@ class JoCoRClassifier(ClassifierMixin, BaseEstimator):
         return torch.cat(parts).numpy()
 
     def predict(self, X: Any) -> np.ndarray:
-        """The label of the highest probability for each sample.
+        """Return the label of the highest probability for each sample.
 
         Args:
             X: as for `fit`.

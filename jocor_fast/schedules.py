@@ -22,7 +22,7 @@ _PUBLISHED_MOST_STEPS = 401  # its loop stops after batch index 400
 
 
 def keep_rate(epoch: int, *, forget_rate: float, ramp_epochs: int = 10, recipe: str = "paper") -> float:
-    """R(t), the share of each batch that is kept in an epoch.
+    """Return R(t), the share of each batch that is kept in an epoch.
 
     Recipe "paper": 1 − min(t/T_k · τ, τ), full τ from epoch T_k. Recipe "published": the code's linspace(0, τ, T_k) is
     read from its second entry on, so that epoch t forgets t·τ/(T_k − 1), full τ from epoch T_k − 1.
@@ -54,7 +54,7 @@ def keep_rate(epoch: int, *, forget_rate: float, ramp_epochs: int = 10, recipe: 
 
 
 def lr_factor(epoch: int, *, epochs: int = 200, decay_start: int = 80, recipe: str = "paper") -> float:
-    """The factor on the learning rate in an epoch: 1, then falling on a line to 0.
+    """Return the factor on the learning rate in an epoch: 1, then falling on a line to 0.
 
     Recipe "paper": 1 up to `decay_start`, then (epochs + 1 − t)/(epochs − decay_start), which still is 1 in the first
     epoch after it. Recipe "published": 1 up to `decay_start`, then (epochs − t)/(epochs − decay_start).
@@ -86,7 +86,7 @@ def lr_factor(epoch: int, *, epochs: int = 200, decay_start: int = 80, recipe: s
 
 
 def lr_step_factor(epoch: int, *, epochs: int = 15) -> float:
-    """The factor on the learning rate in an epoch of the paper's plan for Clothing1M: 1, 5/8, 1/16, a third each.
+    """Return the factor on the learning rate by the paper's plan for Clothing1M: 1, 5/8, 1/16, a third each.
 
     Args:
         epoch: t, int ≥ 1; past the last epoch the factor stays at 1/16.
@@ -112,14 +112,22 @@ def has_decay_start(lr_plan: str) -> bool:
 
 
 def planned_lr_factor(lr_plan: str, epoch: int, *, epochs: int, decay_start: int, recipe: str = "paper") -> float:
-    """The factor on the learning rate in an epoch, by a plan of `LR_PLANS`; the arguments are those of `lr_factor`."""
+    """Return the factor on the learning rate in an epoch by a plan of `LR_PLANS`.
+
+    Args:
+        lr_plan: its name.
+        epoch: as of `lr_factor`, like those that follow; the plan takes what it has a parameter for.
+        epochs: the same.
+        decay_start: the same.
+        recipe: the same.
+    """
     function = LR_PLANS[lr_plan]
     given = {"epochs": epochs, "decay_start": decay_start, "recipe": recipe}
     return function(epoch, **{name: value for name, value in given.items() if name in signature(function).parameters})
 
 
 def adam_beta1(epoch: int, *, decay_start: int = 80, recipe: str = "paper") -> float:
-    """Adam's β1 in an epoch: 0.9; with recipe "published" 0.1 from epoch `decay_start` on.
+    """Return Adam's β1 in an epoch: 0.9; with recipe "published" 0.1 from epoch `decay_start` on.
 
     Args:
         epoch: int ≥ 1.
@@ -137,7 +145,7 @@ def adam_beta1(epoch: int, *, decay_start: int = 80, recipe: str = "paper") -> f
 
 
 def trained_epochs(epochs: int, recipe: str = "paper") -> int:
-    """How many epochs are trained where `epochs` are asked for: all of them, with recipe "published" one fewer.
+    """Return how many epochs are trained of `epochs` asked for: all of them, with recipe "published" one fewer.
 
     Raises:
         TypeError, ValueError: `epochs` is not an int ≥ 1 (≥ 2 for recipe "published"), or `recipe` is unknown.
@@ -149,7 +157,7 @@ def trained_epochs(epochs: int, recipe: str = "paper") -> int:
 
 
 def default_decay_start(epochs: int, *, recipe: str = "paper", dataset: str | None = None) -> int:
-    """The last epoch at the full rate where none was asked for: 0.4 · epochs, rounded down.
+    """Return the last epoch at the full rate by default: 0.4 · epochs, rounded down.
 
     The published code starts later on CIFAR-100, at epoch 100 of 200: recipe "published" with dataset "cifar100" gives
     0.5 · epochs, rounded down.
@@ -170,7 +178,7 @@ def default_decay_start(epochs: int, *, recipe: str = "paper", dataset: str | No
 
 
 def steps_per_epoch(num_samples: int, batch_size: int, recipe: str = "paper") -> int:
-    """How many batches an epoch trains on: all whole ones, with recipe "published" at most 401.
+    """Return how many batches an epoch trains on: all whole ones, with recipe "published" at most 401.
 
     Fewer samples than a batch holds are one batch.
 
@@ -188,7 +196,7 @@ def steps_per_epoch(num_samples: int, batch_size: int, recipe: str = "paper") ->
 
 
 def keep_rounding(recipe: str = "paper") -> str:
-    """How R(t) · B becomes a number of rows, as `num_keep` takes it: "ceil", with recipe "published" "floor".
+    """Return how R(t) · B becomes a number of rows, as `num_keep` takes it: "ceil", with recipe "published" "floor".
 
     Raises:
         TypeError, ValueError: `recipe` is not a string, or is unknown.

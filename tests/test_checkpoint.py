@@ -59,7 +59,7 @@ def test_a_damaged_checkpoint_falls_back_to_the_previous(damage: Callable[[Path]
     said = [
         str(warning.message)
         for warning in caught
-        if "damaged: going on from checkpoint-previous.pt" in str(warning.message)
+        if "damaged: resuming from checkpoint-previous.pt" in str(warning.message)
     ]
     assert len(said) == there
     histories = [len(torch.load(tmp_path / name, weights_only=True)["history"]) for name in CHECKPOINTS]
@@ -119,7 +119,7 @@ def test_a_full_disk_ends_in_a_sentence_and_keeps_the_last_good_checkpoint(tmp_p
     child = python("-c", FULL_DISK.format(output=str(tmp_path)))
     assert child.returncode == 1
     assert (
-        "checkpoint.pt cannot be written (File too large), what was there is kept"
+        "checkpoint.pt cannot be written (File too large); the existing file is kept"
         in child.stderr.strip().splitlines()[-1]
     )
     assert not list(tmp_path.glob("*.partial"))

@@ -86,8 +86,8 @@ def test_a_disk_that_fills_up_ends_the_run_in_a_sentence_and_it_goes_on_where_th
     capsys.readouterr()
     assert train_digits(run, "--resume") == 1
     assert capsys.readouterr().err.splitlines()[-1] == (
-        f"jocor-fast: error: --output: {run}/checkpoint.pt cannot be written (No space left on device), what was there "
-        "is kept"
+        f"jocor-fast: error: --output: {run}/checkpoint.pt cannot be written (No space left on device); the existing "
+        "file is kept"
     )
     changed = {name for name in contents(run) if contents(run)[name] != before.get(name)}
     assert changed == {"metrics.jsonl"}  # the line of the third epoch
@@ -155,8 +155,8 @@ def test_on_a_read_only_disk_a_run_cannot_begin_and_a_finished_one_is_found_fini
             assert train_digits(disk / name) == 1
             error = capsys.readouterr().err.splitlines()[-1]
             assert error == (
-                f"jocor-fast: error: --output: {disk}/{name} cannot be written (Read-only file system), what was there "
-                "is kept"
+                f"jocor-fast: error: --output: {disk}/{name} cannot be written (Read-only file system); the existing "
+                "file is kept"
             )
         assert train_digits(disk / "run", "--resume") == 0
         assert "finished already" in capsys.readouterr().out
@@ -175,7 +175,7 @@ def test_a_folder_that_may_no_longer_be_written_to_ends_the_run_in_a_sentence(tm
 
     for arguments in ({"on_epoch": on_epoch}, {"resume": True}):
         with pytest.raises(
-            RunError, match=r"run/[\w.]+ cannot be written \(Permission denied\), what was there is kept"
+            RunError, match=r"run/[\w.]+ cannot be written \(Permission denied\); the existing file is kept"
         ):
             train(run, **arguments)
         assert histories(run) == [3, 2]
@@ -193,7 +193,9 @@ def test_a_checkpoint_that_becomes_a_folder_ends_the_run_and_the_one_before_stay
             (tmp_path / "checkpoint.pt").unlink()
             (tmp_path / "checkpoint.pt").mkdir()
 
-    with pytest.raises(RunError, match=r"checkpoint.pt cannot be written \(Is a directory\), what was there is kept"):
+    with pytest.raises(
+        RunError, match=r"checkpoint.pt cannot be written \(Is a directory\); the existing file is kept"
+    ):
         train(tmp_path, on_epoch=on_epoch)
     assert not list(tmp_path.glob("*.partial"))
     (tmp_path / "checkpoint.pt").rmdir()
@@ -281,7 +283,7 @@ def test_a_line_of_metrics_that_is_cut_ends_the_run_in_a_sentence_and_breaks_not
     child = python("-c", CUT_LINE.format(output=str(run)))
     assert child.returncode == 1
     assert child.stderr.splitlines()[-1] == (
-        f"output: {run}/metrics.jsonl cannot be written (File too large), what was there is kept"
+        f"output: {run}/metrics.jsonl cannot be written (File too large); the existing file is kept"
     )
     text = (run / "metrics.jsonl").read_text()
     assert text.count("\n") == 3

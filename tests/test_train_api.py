@@ -68,6 +68,7 @@ def test_the_signature_is_the_published_one() -> None:
     assert defaults["forget_rate"] is inspect.Parameter.empty
     assert (defaults["method"], defaults["co_lambda"], defaults["epochs"], defaults["lr"]) == ("jocor", 0.9, 200, 1e-3)
     kinds = {name: parameter.kind for name, parameter in parameters.items()}
+    assert kinds.pop("method_options") is inspect.Parameter.VAR_KEYWORD
     assert {name for name, kind in kinds.items() if kind is not inspect.Parameter.KEYWORD_ONLY} == {
         "networks",
         "train_data",

@@ -172,7 +172,7 @@ def failure(processes: Processes) -> dict[str, Any]:
         raise OSError("no space left")
 
     raised = []
-    for attempt in (lambda: processes.from_first(fail), lambda: processes.one_a_machine_first(fail)):
+    for attempt in (lambda: processes.from_first(fail), lambda: processes.run_on_local_rank_zero_first(fail)):
         try:
             attempt()
         except (OSError, FailedElsewhere) as error:  # noqa: PERF203

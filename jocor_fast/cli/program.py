@@ -28,7 +28,7 @@ from jocor_fast._command import answer_interrupts
 from jocor_fast.cli import audit, estimate_noise, info, plot, predict, prepare, reproduce, search_lambda, train
 from jocor_fast.config.resolve import closest_option
 from jocor_fast.data.images.image_file import warning_of_pillow
-from jocor_fast.engine.processes import launched_together, speaks
+from jocor_fast.engine.processes import is_main_process, launched_together
 from jocor_fast.errors import ConfigError, FailedElsewhere, JocorFastError
 from jocor_fast.report.screen import Heartbeat, complain, listed, warn
 from jocor_fast.report.tables import duration
@@ -223,7 +223,7 @@ def _own_warnings_in_one_line() -> Iterator[None]:
     places: set[tuple[str, int]] = set()
 
     def show(message: Warning | str, category: type[Warning], filename: str, lineno: int, *rest: Any) -> None:
-        if not speaks():
+        if not is_main_process():
             return
         if package in Path(filename).parents:
             warn(str(message))
@@ -295,6 +295,8 @@ def _drop_output() -> None:
 
 
 def _fail(sentence: str, code: int) -> int:
-    if code == FAILED or speaks():  # of several processes each says what befell it, and the first what befell all
+    if (
+        code == FAILED or is_main_process()
+    ):  # of several processes each says what befell it, and the first what befell all
         complain("error", sentence)
     return code

@@ -85,7 +85,7 @@ def _run(config: Config, processes: Processes, console: Console) -> int:
     if not processes.first:
         console.quiet = True
     processes.from_first(lambda: _check_output(config))  # before data are read, let alone τ estimated
-    task = processes.one_a_machine_first(partial(build_task, config, announce=partial(say, console)))
+    task = processes.run_on_local_rank_zero_first(partial(build_task, config, announce=partial(say, console)))
     folder = _keep_names(config, processes)
     estimate = _estimated_forget_rate(config, task, processes, console)
     settings = config.train_settings()

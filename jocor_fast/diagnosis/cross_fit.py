@@ -40,7 +40,7 @@ class CrossFit:
 
 
 def default_epochs(num_samples: int, batch_size: int) -> int:
-    """How many epochs the networks are trained where nothing else is said."""
+    """Return for how many epochs the networks are trained by default."""
     steps = max(1, num_samples // 2 // batch_size)
     return min(MOST_EPOCHS, max(LEAST_EPOCHS, math.ceil(LEAST_STEPS / steps)))
 

@@ -13,7 +13,7 @@ PADDING = 4
 
 
 def check_images(inputs: Tensor) -> None:
-    """ValueError where the inputs [N, ...] of a run are no images."""
+    """Raise ValueError where the inputs [N, ...] of a run are no images."""
     if inputs.dim() not in (3, 4):
         shape = ", ".join(["N", *map(str, inputs.shape[1:])])
         raise ArgumentValueError(
@@ -23,7 +23,7 @@ def check_images(inputs: Tensor) -> None:
 
 
 def crop_flip(images: Tensor, generator: torch.Generator, processes: Processes = ALONE) -> Tensor:
-    """Each image padded with zeros by `PADDING`, cropped to its size at a random place, and mirrored at even odds.
+    """Pad each image with zeros by `PADDING`, crop it to its size at a random place, and mirror it at even odds.
 
     Args:
         images: [B, H, W] or [B, channels, H, W], any dtype.

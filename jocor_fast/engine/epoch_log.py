@@ -19,7 +19,7 @@ class EpochLog:
         step: how many steps are done.
         losses: float64 [steps], the loss of each step.
         nonfinite: int64 [steps], rows of the batch whose loss is not finite.
-        selected: bool [choices, steps · B], beside `order`.
+        selected: bool [choices, steps · B], in the order of `order`.
         rows_a_step: B.
         seconds: time spent in its steps.
         waited: how much of that the host waited for files to be read and decoded.
@@ -61,11 +61,11 @@ class EpochLog:
         self.step += 1
 
     def rows(self, places: Tensor) -> Tensor:
-        """The sample numbers of several steps, int64 [U · B]; the steps, int64 [U], are known to the device alone."""
+        """Return the sample numbers of several steps, int64 [U · B]; the steps, int64 [U], are on the device alone."""
         return self.order.view(len(self.losses), -1).index_select(0, places).flatten()
 
     def record_at(self, places: Tensor, outcomes: Sequence[StepLoss]) -> None:
-        """Take down several steps, int64 [U], that are known to the device alone; `step` is the caller's to advance."""
+        """Record several steps, int64 [U], that are on the device alone; the caller advances `step`."""
         self.losses.index_copy_(0, places, torch.stack([outcome.loss for outcome in outcomes]).double())
         self.nonfinite.index_copy_(0, places, torch.stack([outcome.num_nonfinite for outcome in outcomes]))
         masks = torch.stack([mask for outcome in outcomes for mask in outcome.selected])
@@ -84,13 +84,13 @@ class EpochLog:
         return len(self.losses)
 
     def state_dict(self) -> dict[str, Any]:
-        """The log of an epoch that was interrupted, for a checkpoint."""
+        """Return the log of an epoch under way, for a checkpoint."""
         names = ("order", "step", "losses", "nonfinite", "selected", "seconds", "waited")
         return {name: getattr(self, name) for name in names}
 
     @staticmethod
     def from_state_dict(state: dict[str, Any], device: torch.device) -> EpochLog:
-        """The log of a checkpoint, to go on with."""
+        """Return the log of a checkpoint, to continue."""
         log = EpochLog(state["order"].to(device), len(state["losses"]), len(state["selected"]))
         log.step, log.seconds, log.waited = state["step"], state["seconds"], state["waited"]
         for name in ("losses", "nonfinite", "selected"):

@@ -52,7 +52,7 @@ def _batch_size(source: InputSource, device: torch.device) -> int:
 def count_correct(
     group: NetworkGroup, networks: Sequence[nn.Module], data: EvaluationSet | None, processes: Processes = ALONE
 ) -> Tensor:
-    """How many samples each network classifies rightly, in evaluation mode; nothing waits for the device.
+    """Count the samples that each network classifies correctly, in evaluation mode; nothing waits for the device.
 
     Where only a part is counted, it is that of the smallest cross-entropy, summed over the networks: a measure that is
     the same for every method and every λ, and so does not take sides between them.
@@ -121,7 +121,7 @@ class Accuracy:
 
     @staticmethod
     def of(numbers: Sequence[float]) -> Accuracy:
-        """From the numbers of `count_correct`."""
+        """Make the accuracies from the numbers of `count_correct`."""
         if not numbers or not numbers[0]:
             return Accuracy()
         count, *correct = numbers

@@ -1,4 +1,4 @@
-"""What the steps of a run saw of each sample: kept where they compute, read when somebody asks.
+"""What the steps of a run saw of each sample: kept where they compute, read on request.
 
 A label that both networks keep contradicting is probably wrong: `jocor_fast.audit` ranks by what stands here.
 """
@@ -45,7 +45,7 @@ class SampleStatistics:
 
     @staticmethod
     def of(state: Mapping[str, Tensor]) -> SampleStatistics:
-        """From `SampleHistory.state_dict`."""
+        """Make the statistics from `SampleHistory.state_dict`."""
         table = state["table"].double().cpu().t().numpy()
         seen, selected, weight = table[:_FIRST_MEAN]
         num_networks = (len(table) - _FIRST_MEAN - 1) // 2
@@ -89,7 +89,7 @@ class SampleHistory:
             self.record_noted()
 
     def record_noted(self) -> None:
-        """Record what has been noted: before a sample comes again, and before anybody reads the table."""
+        """Record what has been noted: before a sample comes again, and before the table is read."""
         if self._noted:
             samples, labels, outcomes = zip(*self._noted, strict=True)
             self.record(torch.cat(samples), torch.cat(labels), outcomes)
@@ -132,12 +132,12 @@ class SampleHistory:
         self.table.copy_(torch.where(count > 0, rows[:, :-1] / count.clamp(min=1.0), self.table))
 
     def state_dict(self) -> dict[str, Any]:
-        """The table, not copied, and the labels that its probabilities are of."""
+        """Return the table, not copied, and the labels that its probabilities are of."""
         self.record_noted()
         return {"table": self.table, "labels": self.labels.int()}
 
     def statistics(self) -> SampleStatistics:
-        """What there is, on the host."""
+        """Return what there is, on the host."""
         return SampleStatistics.of(self.state_dict())
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

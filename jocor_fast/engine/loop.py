@@ -19,21 +19,13 @@ from jocor_fast.schedules import trained_epochs
 
 @dataclass(frozen=True)
 class EpochEvent:
-    """Handed to `on_epoch` when an epoch is trained and evaluated.
+    """Handed to `on_epoch` when an epoch is trained and evaluated."""
 
-    Attributes:
-        epoch: the epoch, from 1.
-        epochs: how many this run trains in all (one fewer than asked for with recipe "published").
-        metrics: the epoch's line of metrics.jsonl.
-        fault: why the run has diverged, if it has.
-        first_stage: whether it is one of the first stage, which has a metrics.jsonl of its own.
-    """
-
-    epoch: int
-    epochs: int
-    metrics: Metrics
-    fault: Fault | None = None
-    first_stage: bool = False
+    epoch: int  # from 1
+    epochs: int  # that this run trains in all (one fewer than asked for with recipe "published")
+    metrics: Metrics  # the line of metrics.jsonl
+    fault: Fault | None = None  # why the run has diverged, if it has
+    first_stage: bool = False  # which has a metrics.jsonl of its own
 
 
 class Observer:

@@ -1,4 +1,4 @@
-"""Loss scaling for float16, whose gradients would vanish: on the device, so that no step waits for it."""
+"""Loss scaling for float16, whose gradients would vanish: on the device, so no step waits for it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class LossScale:
         self._overflow = torch.zeros((), device=device)
 
     def scaled(self, loss: Tensor) -> Tensor:
-        """The 0-d loss to differentiate in the place of `loss`."""
+        """Return the 0-d loss to differentiate in place of `loss`."""
         return loss * self.scale
 
     @torch.no_grad()
@@ -48,7 +48,7 @@ class LossScale:
         return self._overflow
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The scale and how long it has held, not copied."""
+        """Return the scale and how long it has held, not copied."""
         return {"scale": self.scale, "steps_without_overflow": self.steps_without_overflow}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:

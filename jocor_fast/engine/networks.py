@@ -34,7 +34,7 @@ class NetworkGroup(Protocol):
 
 
 class SideStream:
-    """A second CUDA stream. What `beside` encloses runs beside what the current one is given meanwhile."""
+    """A second CUDA stream. What `beside` encloses runs at the same time as what the current one is given."""
 
     def __init__(self, cuda: Any, device: torch.device) -> None:
         """`cuda` is `torch.cuda`, or what stands in for it."""
@@ -151,7 +151,7 @@ class _Together(nn.Module):
 
 
 def build_networks(source: NetworkSource, count: int, method: str, device: torch.device) -> tuple[nn.Module, ...]:
-    """The networks of a run, on its device.
+    """Return the networks of a run, on its device.
 
     Args:
         source: a module, a pair of them, or a function without arguments that builds one and is called `count` times.
@@ -197,7 +197,7 @@ def build_networks(source: NetworkSource, count: int, method: str, device: torch
 
 
 def probe_classes(networks: Sequence[nn.Module], inputs: Tensor, name: str) -> int:
-    """C, found by passing a few inputs [n, ...] through each network in evaluation mode; `name` is for messages.
+    """Return C, found by passing a few inputs [n, ...] through each network; `name` is for messages.
 
     Raises:
         ValueError: a network does not take them, or gives no logits [n, C], or the two differ in C.
@@ -221,7 +221,7 @@ def probe_classes(networks: Sequence[nn.Module], inputs: Tensor, name: str) -> i
 
 @contextlib.contextmanager
 def evaluating(networks: Sequence[nn.Module]) -> Iterator[None]:
-    """Evaluation mode within; afterwards every module is in the mode that it was in, frozen BatchNorm included."""
+    """Set evaluation mode within; afterwards every module has its own mode again, frozen BatchNorm included."""
     modes = [(module, module.training) for network in networks for module in network.modules()]
     for network in networks:
         network.eval()
@@ -240,7 +240,7 @@ def start_training(networks: Sequence[nn.Module]) -> None:
 
 
 def check_single_rows(networks: Sequence[nn.Module], inputs: Tensor, why: str) -> None:
-    """ValueError where a network cannot be trained on one sample at a time: BatchNorm has no variance to take then.
+    """Raise ValueError where a network cannot train on one sample at a time: BatchNorm then has no variance.
 
     Args:
         networks: of a run, in training mode. They stay as they are, running statistics too.

@@ -31,11 +31,11 @@ class Optimizer:
         self.parameters = list(parameters)
 
     def step(self, *, lr: float | Tensor, beta1: float, skip: Tensor | None = None) -> None:
-        """Update; where `skip`, a 0-d float32 tensor beside the parameters, is not 0, leave everything as it is."""
+        """Update; where `skip`, a 0-d float32 tensor on their device, is not 0, leave everything as it is."""
         raise NotImplementedError
 
     def state_dict(self) -> dict[str, list[Tensor]]:
-        """What is kept of each parameter, not copied; nothing, where each step stands by itself."""
+        """Return what is kept of each parameter, not copied."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -113,6 +113,6 @@ class PlainSGD(Optimizer):
 
 
 def build_optimizer(settings: TrainSettings, parameters: Sequence[Tensor]) -> Optimizer:
-    """The optimiser that `settings.optimizer` names."""
+    """Return the optimiser that `settings.optimizer` names."""
     optimizer = PlainSGD if settings.optimizer == "sgd" else FusedAdam
     return optimizer(parameters, weight_decay=settings.weight_decay)

@@ -51,7 +51,7 @@ class PairedMLP:
 
     @staticmethod
     def fits(networks: Sequence[nn.Module], inputs: Tensor) -> bool:
-        """Whether the networks are such a pair, on the CPU, for inputs [N, ...] that are or become float32."""
+        """Return whether the networks are such a pair, on the CPU, for inputs [N, ...] that are or become float32."""
         if len(networks) != 2 or inputs.dtype not in (torch.uint8, torch.float32):
             return False
         stacks = [_linears(network, flat_input=inputs.dim() == 2) for network in networks]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,54 +16,31 @@ from jocor_fast.losses import num_keep
 from jocor_fast.methods import METHODS, Keep
 
 
-@dataclass(frozen=True)
-class StepRates:
-    """What a step reads of its epoch's plan.
-
-    Attributes:
-        lr: the learning rate; 0-d tensors are read on the device, so that a captured step follows them.
-        beta1: Adam's β1, which its kernel takes from the host.
-        keep: how much of a batch is kept, likewise.
-    """
+class StepRates(NamedTuple):
+    """What a step reads of its epoch's plan. Tensors are read on the device, so a captured step follows them."""
 
     lr: float | Tensor
-    beta1: float
+    beta1: float  # Adam's, which its kernel takes from the host
     keep: Keep
 
 
 @dataclass(frozen=True)
 class EpochPlan:
-    """The schedules of `jocor_fast.schedules`, read for one epoch.
+    """The schedules of `jocor_fast.schedules`, read for one epoch."""
 
-    Attributes:
-        epoch: from 1.
-        lr: the learning rate.
-        beta1: Adam's β1.
-        keep_rate: R(t), 1 for a method that does not select by loss.
-        num_keep: k, the rows that are kept of each batch, or of each process's part of it where that selects alone.
-        steps: batches in the epoch.
-        batch_size: rows of a batch, in all processes together (all N samples where they are fewer than a batch).
-        own_rows: how many of them each process has.
-    """
-
-    epoch: int
+    epoch: int  # from 1
     lr: float
-    beta1: float
-    keep_rate: float
-    num_keep: int
+    beta1: float  # Adam's
+    keep_rate: float  # R(t), 1 for a method that does not select by loss
+    num_keep: int  # k, of each batch, or of each process's part of it where that selects alone
     steps: int
-    batch_size: int
-    own_rows: int
+    batch_size: int  # rows in all processes together (all N samples where they are fewer than a batch)
+    own_rows: int  # of these, in each process
 
     @property
     def rates(self) -> StepRates:
         """What its steps read, as numbers."""
-        return StepRates(lr=self.lr, beta1=self.beta1, keep=Keep(self.num_keep, self.forget_rate, self.epoch))
-
-    @property
-    def forget_rate(self) -> float:
-        """1 − R(t)."""
-        return 1.0 - self.keep_rate
+        return StepRates(self.lr, self.beta1, Keep(self.num_keep, 1.0 - self.keep_rate, self.epoch))
 
 
 class DeviceRates:
@@ -79,13 +57,12 @@ class DeviceRates:
         """Write the epoch's values; nothing waits for the device."""
         self.lr.fill_(plan.lr)
         self.num_keep.fill_(plan.num_keep)
-        self.forget_rate.fill_(plan.forget_rate)
-        keep = Keep(self.num_keep, self.forget_rate, plan.epoch)
-        return StepRates(lr=self.lr, beta1=plan.beta1, keep=keep)
+        self.forget_rate.fill_(1.0 - plan.keep_rate)
+        return StepRates(self.lr, plan.beta1, Keep(self.num_keep, self.forget_rate, plan.epoch))
 
 
 def whole_batch(settings: TrainSettings, num_samples: int, processes: Processes = ALONE) -> int:
-    """Rows of a batch, in all processes together; all samples where they are fewer, but as many in each process.
+    """Return the rows of a batch, in all processes together: at most all samples, and as many in each process.
 
     Raises:
         ValueError: the processes cannot share the batch evenly, or there are fewer samples than processes.
@@ -103,7 +80,7 @@ def whole_batch(settings: TrainSettings, num_samples: int, processes: Processes 
 
 
 def unfinished_ramp(settings: TrainSettings) -> str | None:
-    """A sentence where the run ends before its ramp, so that it never leaves out what it was told to; else None."""
+    """Return a sentence where the run ends before its ramp and never reaches its forget rate; else None."""
     if not METHODS[settings.method].selects:
         return None
     ramp, rate, recipe = settings.ramp_epochs, settings.forget_rate, settings.recipe

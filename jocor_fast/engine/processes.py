@@ -1,7 +1,7 @@
 """The processes of a run: one alone, or several under torchrun, which train copies of the same networks together.
 
 Each takes every W-th row of a batch, and torch's DistributedDataParallel averages their gradients (`networks`). What
-else has to agree between them goes through `Processes`: numbers of an epoch, when to leave off, and the files, which
+else has to agree between them goes through `Processes`: numbers of an epoch, when to stop, and the files, which
 the first process alone reads and writes. Tensors on the device go through the process group that torch has for it
 (NCCL, gloo); what the host alone needs goes through a gloo group of its own, and so waits for no device.
 """
@@ -60,7 +60,7 @@ class Processes:
 
     @property
     def first(self) -> bool:
-        """Whether this is the process that reads and writes files, and speaks."""
+        """Whether this is the process that reads and writes files, and prints."""
         return self.rank == 0
 
     def share_of(self, rows: Tensor) -> Tensor:
@@ -77,13 +77,13 @@ class Processes:
         return everywhere.view(tensor.dtype).view(self.count, *tensor.shape)
 
     def total(self, tensor: Tensor) -> Tensor:
-        """The sum over the processes, in place of the tensor; on the device."""
+        """Sum a tensor over the processes, in place, on the device."""
         if self.count > 1:
             dist.all_reduce(tensor)
         return tensor
 
     def least(self, tensor: Tensor) -> Tensor:
-        """The least over the processes, in place of the tensor; on the device."""
+        """Take the minimum of a tensor over the processes, in place, on the device."""
         if self.count > 1:
             dist.all_reduce(tensor, dist.ReduceOp.MIN)
         return tensor
@@ -98,11 +98,11 @@ class Processes:
                     tensor.copy_(values)
 
     def any(self, condition: bool) -> bool:
-        """Whether it holds in any of the processes."""
+        """Return whether a condition holds in any of the processes."""
         return any(self.objects(condition))
 
     def objects(self, value: T) -> list[T]:
-        """What each process gives, by rank; plain values or tensors on the CPU."""
+        """Gather what each process gives, by rank; plain values or tensors on the CPU."""
         if self.count == 1:
             return [value]
         values: list[Any] = [None] * self.count
@@ -110,7 +110,7 @@ class Processes:
         return values
 
     def from_first(self, make: Callable[[], T]) -> T:
-        """What the first process makes, for all of them; what it raises ends the others by FailedElsewhere."""
+        """Return in all processes what the first one makes; if it raises, the others raise FailedElsewhere."""
         if self.count == 1:
             return make()
         outcome: list[Any] = [None, None]
@@ -118,7 +118,7 @@ class Processes:
         if self.first:
             try:
                 outcome[0] = make()
-            except Exception as caught:  # whatever it is, the others must not wait for ever
+            except Exception as caught:  # whatever it is, the others must not hang
                 error, outcome[1] = caught, str(caught) or type(caught).__name__
         dist.broadcast_object_list(outcome, 0, group=self.control)
         if error is not None:
@@ -128,8 +128,8 @@ class Processes:
         made: T = outcome[0]
         return made
 
-    def one_a_machine_first(self, make: Callable[[], T]) -> T:
-        """`make` in every process, in one on each machine before the others, which find what it left on the disk."""
+    def run_on_local_rank_zero_first(self, make: Callable[[], T]) -> T:
+        """Run `make` in every process: on each machine in one first, and then in the others, which find its files."""
         made: T | None = None
         for turn in (True, False):
             error: Exception | None = None
@@ -150,7 +150,7 @@ class Processes:
         return made  # type: ignore[return-value]
 
     def check_agreement(self, given: Mapping[str, Any]) -> None:
-        """ValueError, in all processes, where they were not given the same; `given` must have the same names in all."""
+        """Raise ValueError, in all processes, where they were not given the same; `given` has the same names in all."""
         others = self.objects(dict(given))
         different = [name for name in given if any(other[name] != others[0][name] for other in others)]
         if different:
@@ -159,18 +159,18 @@ class Processes:
             )
 
     def lost(self, error: BaseException) -> bool:
-        """Whether it says that another process is gone, or cannot be spoken to."""
+        """Return whether an error says that another process is gone or cannot be reached."""
         if self.count == 1 or isinstance(error, RunError) or not isinstance(error, RuntimeError):
             return False
         return isinstance(error, dist.DistError) or _LOST.search(str(error)) is not None
 
-    def loss_in_words(self, error: BaseException, how_to_go_on: str = "") -> str:
-        """The sentence for an error that `lost` knows."""
+    def loss_in_words(self, error: BaseException, how_to_resume: str = "") -> str:
+        """Return the sentence for an error that `lost` knows."""
         said = ""
         if isinstance(error, dist.DistError):  # NCCL's, which may mean something else
             said = f" ({str(error).strip().partition(chr(10))[0]})"
         gone = f"process {self.rank} of {self.count} has lost another one, which has ended or cannot be reached{said}"
-        return f"{gone}; {how_to_go_on}" if how_to_go_on else gone
+        return f"{gone}; {how_to_resume}" if how_to_resume else gone
 
 
 ALONE = Processes()
@@ -188,7 +188,7 @@ class SharedRequest:
         self._agreement: dist.Work | None = None
 
     def answered(self, received: bool) -> bool:
-        """Asked by all processes before every step: whether the request had reached any of them one step ago."""
+        """Return whether the request had reached any process one step ago; all of them ask before every step."""
         if self._processes.count == 1:
             return received
         answer = False
@@ -207,20 +207,20 @@ class SharedRequest:
 
 
 def launched_together() -> int:
-    """How many processes torchrun has started with this one, by its environment; 1 where it has not."""
+    """Return how many processes torchrun has started with this one, by its environment; 1 without it."""
     if not all(os.environ.get(name) for name in LAUNCHED_BY):
         return 1
     return int(os.environ["WORLD_SIZE"])
 
 
-def speaks() -> bool:
-    """Whether this process is to write on the screen: the first of those that were launched together."""
+def is_main_process() -> bool:
+    """Return whether this process writes on the screen: the first of those that were launched together."""
     return launched_together() == 1 or os.environ["RANK"] == "0"
 
 
 @contextlib.contextmanager
 def joined_processes(device: str) -> Iterator[Processes]:
-    """The processes of this run, which have met; each has its GPU as torch's current device.
+    """Join the processes of this run; each has its GPU as torch's current device.
 
     A process group that the caller has made is used and left as it is.
 
@@ -249,7 +249,7 @@ def joined_processes(device: str) -> Iterator[Processes]:
         if not isinstance(error, DataError):  # of wrong arguments, in all processes and before anything was begun
             _part(processes, everything=made_here)
         raise
-    # After another error nobody takes leave: of processes that are gone that may take for ever.
+    # After another error, skip the closing barrier: it could hang on a dead process.
     processes.objects(None)  # together: none closes its connections while another still speaks
     _part(processes, everything=made_here)
 

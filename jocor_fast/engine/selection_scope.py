@@ -3,8 +3,8 @@
 The logits are gathered, not the losses: every method then makes its choice by the operators and the rules that it has
 for one process, also one whose choice needs more than a loss a row (whether predictions differ, whose choice trains
 whom, how many rows are finite). They are 2 · C numbers a row instead of one: computed, for 64 processes of 64 rows and
-14 classes, 459 kB of float32 a step instead of 16, which a link moves in the time that it takes to answer, beside 89 MB
-of gradients of two ResNet-18. Nothing waits for the device.
+14 classes, 459 kB of float32 a step instead of 16, which a link moves in the time that it takes to answer, next to 89
+MB of gradients of two ResNet-18. Nothing waits for the device.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from jocor_fast.methods import Keep, Method, StepLoss
 def loss_over_all(
     method: Method, logits: tuple[Tensor, ...], labels: Tensor, keep: Keep, processes: Processes
 ) -> StepLoss:
-    """The loss of the batch that the processes hold together: row i of process r is its row i · W + r.
+    """Return the loss of the batch that the processes hold together: row i of process r is its row i · W + r.
 
     Args:
         logits: [B, C] of each network, this process's rows.

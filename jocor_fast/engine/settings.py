@@ -137,7 +137,7 @@ def further_options(method: str) -> dict[str, Option]:
 
 
 def device_name(device: str | torch.device) -> str:
-    """The device as text; whether it is there is seen when a run starts."""
+    """Return the device as text; whether it exists is checked when a run starts."""
     if not isinstance(device, (str, torch.device)):
         raise ArgumentTypeError("device", f"must be a str or a torch.device, got {type(device).__name__}")
     name = str(device)

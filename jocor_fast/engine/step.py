@@ -91,7 +91,7 @@ class TrainingStep:
         return self.method.loss(logits, labels, keep)
 
     def autocast(self) -> contextlib.AbstractContextManager[None]:
-        """The precision of the run, for what the networks compute."""
+        """Return the precision of the run, for what the networks compute."""
         if self.settings.precision == "float32":
             return contextlib.nullcontext()
         return torch.autocast(self.device.type, dtype=getattr(torch, self.settings.precision))

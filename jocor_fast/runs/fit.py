@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from jocor_fast.data.samples import Samples
 from jocor_fast.engine import loop
-from jocor_fast.engine.epoch_log import EpochLog
 from jocor_fast.engine.evaluate import predicted_probabilities
 from jocor_fast.engine.loop import EpochEvent, Observer
 from jocor_fast.engine.metrics import Fault
@@ -75,7 +74,7 @@ def fit(
     def first_stage(by: str, estimate: Callable[[np.ndarray], Tensor]) -> Tensor:
         recorder.on_stage(f"first stage: {method.stages[0]}")
         folder = None if recording.folder is None else Path(recording.folder) / FIRST_STAGE
-        kept = Recording(folder=folder, resume=recording.resume, checkpoint_every=recording.checkpoint_every)
+        resume, every = recording.resume, recording.checkpoint_every
         try:
             run = fit(
                 replace(settings, method=by, method_options={}, seed=derived_seed(settings.seed, 2)),
@@ -83,9 +82,9 @@ def fit(
                 train,
                 test=test,
                 val=val,
-                recording=kept,
+                recording=Recording(folder=folder, resume=resume, checkpoint_every=every, first_stage=True),
                 processes=processes,
-                observers=[_OfFirstStage(observer) for observer in observers],
+                observers=observers,
             )
         except SystemExit:
             recorder.write_summary("interrupted")
@@ -123,19 +122,6 @@ def fit(
 class _Diverged(Exception):
     def __init__(self, fault: Fault) -> None:
         self.fault = fault
-
-
-class _OfFirstStage(Observer):
-    """Tells an observer of the whole run what its first stage does."""
-
-    def __init__(self, observer: Observer) -> None:
-        self.observer = observer
-
-    def on_step(self, epoch: int, log: EpochLog) -> None:
-        self.observer.on_step(epoch, log)
-
-    def on_epoch(self, event: EpochEvent) -> None:
-        self.observer.on_epoch(replace(event, first_stage=True))
 
 
 def _described(

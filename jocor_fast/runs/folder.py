@@ -1,4 +1,4 @@
-"""The folder of a run: how its files are written so that a crash at any moment loses none; its checkpoints, read."""
+"""The folder of a run: its files, of which a crash at any moment loses none, and its checkpoints, read."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _OF_A_RUN = (CONFIG, METRICS, SUMMARY, CHECKPOINT, PREVIOUS_CHECKPOINT, BEST)
 class RunFolder:
     """The files of one run. Whatever keeps one from being written is a RunError that names it.
 
-    A file is written beside its place, flushed to the disk and renamed: under its name there is a whole file or none.
+    A file is written under another name, flushed to the disk and renamed: under its own it is whole or absent.
     The folder is locked until `release`: no second run writes into it.
     """
 
@@ -51,7 +51,7 @@ class RunFolder:
         except OSError as error:
             raise _unwritten(self.path, error) from error
         self._lock.acquire()
-        if self._lock.is_held():  # then nobody is writing what a killed process left half-written
+        if self._lock.is_held():  # then what is half-written is what a killed process left
             for name in (*_OF_A_RUN, BAD_FILES):
                 with contextlib.suppress(OSError):
                     (self.path / f"{name}{PARTIAL}").unlink(missing_ok=True)
@@ -94,7 +94,7 @@ class RunFolder:
             draw_curves(metrics, self.path / CURVES)
 
     def read_checkpoint(self) -> dict[str, Any] | None:
-        """The latest whole checkpoint, on the CPU; None where there never was one.
+        """Return the latest whole checkpoint, on the CPU; None where there is none.
 
         Where checkpoint.pt is damaged and checkpoint-previous.pt is whole, the first is put aside, with a warning: left
         there, it would take the place of the second when the next checkpoint is written.
@@ -114,7 +114,7 @@ class RunFolder:
             if damaged:
                 aside = self.path / DAMAGED_CHECKPOINT
                 warnings.warn(
-                    f"{self.path / CHECKPOINT} is damaged: going on from {path.name}, it is kept as {aside.name}",
+                    f"{self.path / CHECKPOINT} is damaged: resuming from {path.name}, it is kept as {aside.name}",
                     stacklevel=2,
                 )
                 with self._writing(DAMAGED_CHECKPOINT):
@@ -146,7 +146,7 @@ class RunFolder:
 
     @contextlib.contextmanager
     def _writing(self, name: str) -> Iterator[None]:
-        self._lock.acquire()  # again, if somebody has removed the folder and another run has begun in its place
+        self._lock.acquire()  # again: the folder may have been removed, and another run begun in its place
         try:
             yield
         except OSError as error:
@@ -158,18 +158,18 @@ class _DamagedError(Exception):
 
 
 def holds_run(path: Path) -> bool:
-    """Whether a run has been started in the folder."""
+    """Return whether a run has been started in the folder."""
     return any((path / name).exists() for name in (*_OF_A_RUN, FIRST_STAGE))
 
 
 def check_free(path: Path) -> None:
-    """RunError where a run has been started in the folder."""
+    """Raise RunError where a run has been started in the folder."""
     if holds_run(path):
         raise RunError(f"{path} holds a run already; resume=True continues it, or give another folder", "output")
 
 
 def check_place(path: Path) -> None:
-    """RunError where no run can write into the folder, which need not be there yet."""
+    """Raise RunError where no run can write into the folder, which need not exist yet."""
     try:
         check_writable(path)
     except OSError as error:
@@ -177,11 +177,11 @@ def check_place(path: Path) -> None:
 
 
 def _unwritten(path: Path, error: OSError) -> RunError:
-    return RunError(f"{path} cannot be written ({error.strerror or error}), what was there is kept", "output")
+    return RunError(f"{path} cannot be written ({error.strerror or error}); the existing file is kept", "output")
 
 
 def read_history(path: Path) -> SampleStatistics:
-    """What the run in a folder has seen of each sample, by its latest whole checkpoint; nothing is written.
+    """Return what the run in a folder has seen of each sample, by its latest whole checkpoint.
 
     Raises:
         RunError: there is none, or it is from before there was a history.
@@ -190,7 +190,7 @@ def read_history(path: Path) -> SampleStatistics:
 
 
 def history_in(path: Path, checkpoint: Mapping[str, Any]) -> SampleStatistics:
-    """The same of a checkpoint that has been read from the folder `path`."""
+    """Return the same of a checkpoint that has been read from the folder `path`."""
     state = checkpoint["training"].get("history")
     if state is None:
         raise RunError(f"the checkpoint in {path} is from before runs kept a history; train again to have one", "RUN")
@@ -198,7 +198,7 @@ def history_in(path: Path, checkpoint: Mapping[str, Any]) -> SampleStatistics:
 
 
 def read_whole_checkpoint(path: Path) -> dict[str, Any]:
-    """The latest whole checkpoint of the run in a folder, on the CPU; nothing is written.
+    """Return the latest whole checkpoint of the run in a folder, on the CPU.
 
     Raises:
         RunError: there is none, or it cannot be read.
@@ -211,7 +211,7 @@ def read_whole_checkpoint(path: Path) -> dict[str, Any]:
 
 
 def read_weights(path: Path) -> tuple[dict[str, Any] | None, list[dict[str, Any]]]:
-    """What a checkpoint.pt or best.pt says of its networks ("input", None where it does not) and their weights.
+    """Return what a checkpoint.pt or best.pt says of its networks' input (None where it does not) and their weights.
 
     Raises:
         RunError: it is absent, damaged or something else.
@@ -246,7 +246,7 @@ def _flush_names(folder: Path) -> None:
 
 
 def plain(content: Mapping[str, Any]) -> dict[str, Any]:
-    """The content as JSON would give it back; a TypeError where it holds what JSON has no form for."""
+    """Return the content as JSON gives it back; raise TypeError where JSON has no form for it."""
     result: dict[str, Any] = json.loads(json.dumps(finite_or_none(content)))
     return result
 

@@ -6,7 +6,7 @@ import contextlib
 import os
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -63,6 +63,7 @@ class Recording:
             the run is resumed; its "sources" say where each came from.
         network_input: what `config.predictor` has to know; kept in checkpoint.pt and best.pt.
         noise_rates: the nominal and the realised one, where more is known than the labels tell.
+        first_stage: whether it is that of another run.
     """
 
     folder: str | os.PathLike[str] | None = None
@@ -72,6 +73,7 @@ class Recording:
     config: Mapping[str, Any] = field(default_factory=dict)
     network_input: Mapping[str, Any] | None = None
     noise_rates: tuple[float | None, float | None] | None = None
+    first_stage: bool = False
 
     def __post_init__(self) -> None:
         for name in ("stop_after", "checkpoint_every"):
@@ -181,7 +183,7 @@ class Recorder(Observer):
                     self._write(lambda folder: folder.write_best(content))
                 self._write_checkpoint()
         for observer in self.observers:
-            observer.on_epoch(event)
+            observer.on_epoch(replace(event, first_stage=self.recording.first_stage))
         if event.fault is None and event.epoch < self.last and self.state.processes.any(self._termination.received):
             self._stop()
 
