@@ -39,10 +39,10 @@ many are and what the classes are taken for, and suggest the right ones. Written
 are suspicious.csv (all samples, the most suspicious first), audit.json,
 noise-matrix.png and audit.html, a page that needs no server: pictures class by
 class, to be looked through and exported as corrected labels. Networks that have
-memorised wrong labels do not find them, and what networks cannot learn they take
-for wrong. Only samples that they were not trained on show either: where there
-are test data, or the run held some out (--val-fraction), a warning tells of
-networks that do no better on those than chance, and a note of those whose
+memorised wrong labels do not find them, and what networks cannot learn they
+take for wrong. Only samples that they were not trained on show either: where
+there are test data, or the run held some out (--val-fraction), a warning tells
+of networks that do no better on those than chance, and a note of those whose
 errors on test data are many."""
 
 LIST, PAGE, CORRECTED, MATRIX = "suspicious.csv", "audit.html", "corrected.csv", "noise-matrix.npy"
