@@ -19,7 +19,7 @@ from jocor_fast.cli.program import main
 from jocor_fast.config.resolve import Config, resolve
 from jocor_fast.config.task import build_task
 from jocor_fast.noise.kinds import Noise
-from jocor_fast.paper import run_queue, step_times
+from jocor_fast.paper import plan, run_queue
 from jocor_fast.paper.experiments import EXPERIMENTS, Cell
 from reproduction_cases import metrics_line, write_accuracies, write_run
 
@@ -32,7 +32,7 @@ def without_data(in_an_empty_folder: Path, monkeypatch: pytest.MonkeyPatch) -> N
     """And without more than a moment for the steps that are measured."""
     monkeypatch.delenv("JOCOR_FAST_DATA", raising=False)
     monkeypatch.setenv("HOME", str(in_an_empty_folder))
-    monkeypatch.setattr(step_times, "MEASURED_SECONDS", 0.001)
+    monkeypatch.setattr(plan, "MEASURED_SECONDS", 0.001)
 
 
 def mnist_cell(method: str, **settings: Any) -> Cell:
@@ -117,7 +117,7 @@ def test_a_dry_run_plans_and_measures_without_the_data_and_writes_nothing(capsys
 @pytest.fixture
 def measured_before(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every step takes 0.1 s, and evaluating a sample 1 ms."""
-    monkeypatch.setattr(step_times.StepTimes, "_measured", lambda *arguments: (0.1, 0.001))
+    monkeypatch.setattr(plan.StepTimes, "_measured", lambda *arguments: (0.1, 0.001))
 
 
 @pytest.mark.usefixtures("measured_before")
@@ -159,12 +159,12 @@ def test_a_plan_does_not_add_up_times_that_are_not_known(
 ) -> None:
     """As of a network that needs torchvision where there is none; the whole was said to take 0 s."""
 
-    def measured(times: step_times.StepTimes, config: Config, *rest: object) -> tuple[float, float]:
+    def measured(times: plan.StepTimes, config: Config, *rest: object) -> tuple[float, float]:
         if config["method"] in failing:
             raise ValueError("it cannot be built here")
         return 0.1, 0.001
 
-    monkeypatch.setattr(step_times.StepTimes, "_measured", measured)
+    monkeypatch.setattr(plan.StepTimes, "_measured", measured)
     command = ["reproduce", "mnist", "--noise", "symmetric-0.5", "--methods", "jocor,standard", "--seeds", "1"]
     assert main([*command, "--device", "cpu", "--jobs", "2", "--dry-run"]) == 0
     out = capsys.readouterr().out
@@ -308,8 +308,8 @@ def test_runs_of_perceptrons_share_a_gpu(name: str, cores: int, jobs: int, monke
 
 def assert_shape_is_that_of(flags: dict[str, str | bool]) -> None:
     config = resolve({"noise_rate": "0.4", **flags})
-    expected = step_times.expected_forget_rate(config)
-    task, shape = build_task(config), step_times.SHAPES[config["dataset"]]
+    expected = plan.expected_forget_rate(config)
+    task, shape = build_task(config), plan.SHAPES[config["dataset"]]
     assert task.test is not None
     assert (len(task.train.labels), len(task.test.labels)) == (shape.train, shape.test)
     assert (task.dataset.input_shape, config["model"]) == (shape.sample, shape.model)
@@ -329,7 +329,7 @@ def test_the_estimate_knows_the_shape_of_mnist_and_its_classes(data_root: Path) 
 
 def test_a_network_that_cannot_be_estimated_leaves_the_threads_as_they_were() -> None:
     before = torch.get_num_threads()
-    times = step_times.StepTimes(before + 1)
+    times = plan.StepTimes(before + 1)
     assert times.of_epoch(resolve({"dataset": "digits", "model": "nonsense"})) is None
     assert "got 'nonsense'" in str(times.failures)
     assert torch.get_num_threads() == before

@@ -23,7 +23,6 @@ from jocor_fast.methods import METHODS
 from jocor_fast.noise.kinds import Noise
 from jocor_fast.paper.experiments import EXPERIMENTS, Cell, Experiment
 from jocor_fast.paper.plan import print_plan
-from jocor_fast.paper.queue_progress import make_runs
 from jocor_fast.paper.reproduction import (
     CellResult,
     Figure,
@@ -33,7 +32,7 @@ from jocor_fast.paper.reproduction import (
     seeds_at_hand,
     write_tables,
 )
-from jocor_fast.paper.run_queue import QueuedRun, check_earlier_run
+from jocor_fast.paper.run_queue import QueuedRun, check_earlier_run, make_runs
 from jocor_fast.report.screen import counted, listed, say, say_subjects
 from jocor_fast.schedules import trained_epochs
 

@@ -21,8 +21,7 @@ from jocor_fast.files.names import LAMBDA_SEARCH, number_in_name, read_metrics
 from jocor_fast.files.whole_file import write_json, write_text
 from jocor_fast.machine import resolve_device, usable_cores
 from jocor_fast.paper.lambda_search import CSV_COLUMNS, GRID, SearchResult, draw_search, kept, ranked, rungs, score
-from jocor_fast.paper.queue_progress import make_runs
-from jocor_fast.paper.run_queue import QueuedRun, check_earlier_run, flags_of
+from jocor_fast.paper.run_queue import QueuedRun, check_earlier_run, flags_of, make_runs
 from jocor_fast.report.screen import say, say_subjects
 from jocor_fast.report.tables import csv_text, percent
 from jocor_fast.schedules import trained_epochs

@@ -18,11 +18,16 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
 from jocor_fast.config.options import OPTIONS
 from jocor_fast.config.resolve import Config
 from jocor_fast.config.stored_run import FOLDER, PATHS, names_the_same
 from jocor_fast.errors import RunError
 from jocor_fast.files.names import CONFIG, FIRST_STAGE, LOG_NAME, read_error, read_json, read_metrics, read_summary
+from jocor_fast.report.screen import Heartbeat, say
+from jocor_fast.report.tables import duration, percent
 
 POLL_SECONDS = 0.25
 STOP_SECONDS = 20.0  # what a run gets to write its checkpoint after SIGTERM
@@ -186,6 +191,65 @@ def run_all(
                 run.request_stop()
             for run in running:
                 run.wait_for_stop()
+
+
+def make_runs(
+    left: Sequence[QueuedRun],
+    runs: Sequence[QueuedRun],
+    *,
+    jobs: int,
+    threads: int,
+    console: Console,
+    figure: Callable[[QueuedRun], str] | None = None,
+    on_end: Callable[[], None] = lambda: None,
+) -> None:
+    """Make runs, and show how far they and those that are finished already have come.
+
+    Args:
+        left: the runs to make.
+        runs: these and the others.
+        jobs: how many at a time.
+        threads: of each.
+        console: where it is shown.
+        figure: what is printed of a run that has ended; None: its test accuracy.
+        on_end: called when one has.
+    """
+
+    def done() -> int:
+        return sum(run.epochs_done for run in runs)
+
+    def text() -> str:
+        gained, seconds = done() - at_start, time.monotonic() - started
+        rest = f", about {duration((total - done()) / gained * seconds)} left" if gained else ""
+        return f"{100 * done() / total:.0f} % of all epochs{rest}"
+
+    def on_change(run: QueuedRun) -> None:
+        if run.name not in lines:
+            lines[run.name] = bars.add_task(f"  {run.name}", total=run.epochs, completed=run.epochs_done)
+            return
+        bars.remove_task(lines.pop(run.name))
+        ended = (figure or _test_accuracy)(run) if run.error is None else f"failed: {run.error}"
+        say(console, f"{run.name}: {ended}")
+        on_end()
+
+    def on_poll() -> None:
+        bars.update(whole, completed=done())
+        for run in runs:
+            if run.name in lines:
+                bars.update(lines[run.name], completed=run.epochs_done)
+
+    started, at_start, total = time.monotonic(), done(), sum(run.epochs for run in runs)
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("epoch {task.completed:.0f}/{task.total:.0f}"))
+    remaining = (TimeRemainingColumn(compact=True), TextColumn("left"))
+    bars = Progress(*columns, *remaining, console=console, transient=True, disable=not console.is_interactive)
+    whole, lines = bars.add_task("all runs", total=total, completed=at_start), dict[str, TaskID]()
+    with bars, Heartbeat(console, text):
+        run_all(left, jobs=jobs, threads=threads, on_change=on_change, on_poll=on_poll)
+
+
+def _test_accuracy(run: QueuedRun) -> str:
+    accuracy = read_summary(run.folder)["last_10_mean"]["test_accuracy"]
+    return f"test accuracy {percent(accuracy)} % over its last epochs"
 
 
 @contextmanager
