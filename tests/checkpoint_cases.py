@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
+import resource
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +80,16 @@ def terminated_at(epoch: int, step: int) -> Callable[[int, int, int], None]:
             os.kill(os.getpid(), signal.SIGTERM)
 
     return on_step
+
+
+@contextlib.contextmanager
+def limited_files() -> Iterator[Callable[[int], None]]:
+    """Yield a function; once called, no file may grow past so many bytes, as on a full disk, until the block ends."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def contents(folder: Path) -> dict[str, tuple[int, bytes]]:

@@ -37,6 +37,21 @@ def signalled(number: int, ready: Callable[[], bool]) -> Iterator[None]:
         thread.join()
 
 
+def copied(work: Callable[[], None]) -> int:
+    """Return the number of a copy of this process that does some work and ends, with status 0 unless it fails.
+
+    It starts at once, but cannot train: autograd refuses to work in a copy.
+    """
+    number = os.fork()
+    if number == 0:
+        try:
+            work()
+            os._exit(0)
+        finally:
+            os._exit(1)
+    return number
+
+
 def python(*arguments: str, cwd: Path | None = None, **environ: str) -> subprocess.CompletedProcess[str]:
     """`python …`, once it has ended; it can import this package and what tests share.
 

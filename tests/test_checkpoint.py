@@ -10,10 +10,19 @@ from typing import Any
 import pytest
 import torch
 
-from checkpoint_cases import CHECKPOINTS, Killed, assert_same, contents, killed_after, train, whole
-from children import python
+from checkpoint_cases import (
+    CHECKPOINTS,
+    Killed,
+    assert_same,
+    contents,
+    killed_after,
+    limited_files,
+    train,
+    whole,
+)
 from engine_cases import blobs, fit, held_out, settings, small_mlp, small_tanh
 from jocor_fast.errors import RunError
+from jocor_fast.runs.fit import EpochEvent
 
 pytestmark = pytest.mark.usefixtures("one_thread", "curves_at_once")
 
@@ -98,30 +107,14 @@ def test_a_folder_that_cannot_be_made_or_written_is_named(tmp_path: Path) -> Non
         train("paired", tmp_path / "run")
 
 
-FULL_DISK = """
-import resource, sys
-from engine_cases import blobs, held_out, settings, small_mlp
-from jocor_fast.errors import RunError
-from engine_cases import fit
-
-def on_epoch(event):
-    if event.epoch == 3:  # from now on no file may grow past 4 kB: the next checkpoint fails as on a full disk
-        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, resource.RLIM_INFINITY))
-
-try:
-    fit(settings(), small_mlp, blobs(70), test=held_out(21), output={output!r}, on_epoch=on_epoch)
-except RunError as error:
-    sys.exit(str(error))
-"""
-
-
 def test_a_full_disk_ends_in_a_sentence_and_keeps_the_last_good_checkpoint(tmp_path: Path) -> None:
-    child = python("-c", FULL_DISK.format(output=str(tmp_path)))
-    assert child.returncode == 1
-    assert (
-        "checkpoint.pt cannot be written (File too large); the existing file is kept"
-        in child.stderr.strip().splitlines()[-1]
-    )
+    def on_epoch(event: EpochEvent) -> None:
+        if event.epoch == 3:
+            limit(4096)  # the next checkpoint fails
+
+    said = r"checkpoint\.pt cannot be written \(File too large\); the existing file is kept"
+    with limited_files() as limit, pytest.raises(RunError, match=said):
+        fit(settings(), small_mlp, blobs(70), test=held_out(21), output=tmp_path, on_epoch=on_epoch)
     assert not list(tmp_path.glob("*.partial"))
     last = torch.load(tmp_path / "checkpoint.pt", weights_only=True)
     assert len(last["history"]) == 3

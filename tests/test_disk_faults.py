@@ -16,8 +16,7 @@ import numpy as np
 import pytest
 import torch
 
-from checkpoint_cases import CHECKPOINTS, Killed, assert_same, contents, killed_after, metrics_in
-from children import python
+from checkpoint_cases import CHECKPOINTS, Killed, assert_same, contents, killed_after, limited_files, metrics_in
 from engine_cases import blobs, fit, held_out, settings, small_mlp
 from jocor_fast.cli.program import main
 from jocor_fast.errors import RunError
@@ -259,32 +258,16 @@ def test_a_run_that_is_killed_while_its_curves_are_drawn_gets_them_when_it_is_re
     assert (tmp_path / "curves.png").exists()
 
 
-CUT_LINE = """
-import os, resource, sys
-from engine_cases import blobs, held_out, settings, small_mlp
-from jocor_fast.errors import RunError
-from engine_cases import fit
-
-def on_epoch(event):
-    if event.epoch == 3:  # from now on no file may grow past this: the next line is cut as by a full disk
-        size = os.path.getsize({output!r} + "/metrics.jsonl") + 100
-        resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
-
-try:
-    fit(settings(), small_mlp, blobs(70), test=held_out(21), val=held_out(15, seed=3), output={output!r},
-        on_epoch=on_epoch)
-except RunError as error:
-    sys.exit(str(error))
-"""
-
-
 def test_a_line_of_metrics_that_is_cut_ends_the_run_in_a_sentence_and_breaks_nothing(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    child = python("-c", CUT_LINE.format(output=str(run)))
-    assert child.returncode == 1
-    assert child.stderr.splitlines()[-1] == (
-        f"output: {run}/metrics.jsonl cannot be written (File too large); the existing file is kept"
-    )
+
+    def on_epoch(event: EpochEvent) -> None:
+        if event.epoch == 3:
+            limit((run / "metrics.jsonl").stat().st_size + 100)  # the next line is cut
+
+    said = rf"{run}/metrics\.jsonl cannot be written \(File too large\); the existing file is kept"
+    with limited_files() as limit, pytest.raises(RunError, match=said):
+        train(run, on_epoch=on_epoch)
     text = (run / "metrics.jsonl").read_text()
     assert text.count("\n") == 3
     assert text.rpartition("\n")[2].startswith('{"epoch": 4, ')  # cut, indeed

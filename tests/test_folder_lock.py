@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
 import shutil
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,7 +15,7 @@ import numpy as np
 import pytest
 from sklearn.datasets import load_digits
 
-from children import IMPORTED
+from children import copied
 from engine_cases import blobs, fit, settings, small_mlp
 from jocor_fast.cli.program import main
 from jocor_fast.errors import RunError
@@ -24,8 +23,6 @@ from jocor_fast.runs.fit import EpochEvent, Run
 from jocor_fast.runs.folder import RunFolder
 
 pytestmark = pytest.mark.usefixtures("one_thread", "curves_at_once")
-
-HOLDER = "import sys; from jocor_fast.runs.folder import RunFolder; f = RunFolder({!r}); print(1, flush=True); input()"
 
 
 def train(output: Path, **arguments: object) -> Run:
@@ -45,33 +42,38 @@ def is_locked(folder: Path) -> bool:
 
 
 @pytest.fixture
-def holder(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
-    """Another process that trains into tmp_path / "run"."""
-    environment = {**os.environ, "PYTHONPATH": IMPORTED}
-    command = [sys.executable, "-c", HOLDER.format(str(tmp_path / "run"))]
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
-    ) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline()
-        yield process
-        process.kill()
+def holder(tmp_path: Path) -> Iterator[int]:
+    """Another process, which trains into tmp_path / "run"."""
+    reader, writer = os.pipe()
+
+    def hold() -> None:
+        folder = RunFolder(tmp_path / "run")
+        os.write(writer, b"1")
+        signal.pause()
+        folder.release()
+
+    child = copied(hold)
+    assert os.read(reader, 1)
+    yield child
+    with contextlib.suppress(ProcessLookupError):  # the test may have killed it
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
 
 
 def test_a_second_process_ends_in_one_sentence_until_the_first_is_gone_however_it_goes(
-    tmp_path: Path, holder: subprocess.Popen[str], capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, holder: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = tmp_path / "run"
     before = files(run)
     for resume in ([], ["--resume"]):
         assert main(["train", "--epochs", "1", "--device", "cpu", "--output", str(run), *resume]) == 1
         assert capsys.readouterr().err == (
-            f"jocor-fast: error: --output: another run (process {holder.pid} on {os.uname().nodename}) trains into "
+            f"jocor-fast: error: --output: another run (process {holder} on {os.uname().nodename}) trains into "
             f"{run}; wait until it ends, or stop it, or give another folder\n"
         )
     assert files(run) == before
-    holder.send_signal(signal.SIGKILL)
-    holder.wait()
+    os.kill(holder, signal.SIGKILL)
+    os.waitpid(holder, 0)
     assert (run / ".lock").exists()  # it could not remove it; that it is there means nothing
     train(run)
     assert not list(run.glob(".lock*"))

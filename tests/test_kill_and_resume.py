@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from killed_run import KilledRun, kill_and_resume, trained, write_data
+from jocor_fast.cli.program import main
+from killed_run import VARIANTS, KilledRun, kill_and_resume, write_data
 from observed_training import START
 from run_differences import differences
 
@@ -25,9 +26,11 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def whole(runs: Path) -> Path:
-    """A run that nobody touched."""
+    """A run that is not killed, in this process."""
     write_data(runs / "data")
-    return trained(VARIANT, runs / "data", runs)
+    options = VARIANTS[VARIANT].options.replace("DATA", str(runs / "data")).split()
+    assert main(["train", *options, "--device=cpu", f"--output={runs / 'whole'}"]) == 0
+    return runs / "whole"
 
 
 def killed(number: int, sent: signal.Signals, runs: Path, whole: Path) -> KilledRun:

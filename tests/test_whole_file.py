@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from children import python
+from children import copied
 from jocor_fast.files.whole_file import write_bytes
 
 
@@ -42,20 +42,14 @@ def test_a_file_that_cannot_take_its_name_leaves_nothing_behind(tmp_path: Path) 
     assert os.listdir(tmp_path) == ["table.md"]
 
 
-KILLED_AMID_A_WRITE = """
-import os, signal, sys
-from pathlib import Path
-from jocor_fast.files import whole_file
-
-whole_file.os.replace = lambda *paths: os.kill(os.getpid(), signal.SIGKILL)
-whole_file.write_bytes(Path(sys.argv[1]), b"half")
-"""
-
-
-def test_what_a_killed_process_was_writing_is_removed_by_the_next_that_writes_there(tmp_path: Path) -> None:
+def test_what_a_killed_process_was_writing_is_removed_by_the_next_that_writes_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """And not what one that is alive is writing, or one of another machine, nor a file that is somebody's own."""
-    child = python("-c", KILLED_AMID_A_WRITE, str(tmp_path / "table.md"))
-    assert child.returncode == -signal.SIGKILL, child.stderr
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", lambda *paths: os.kill(os.getpid(), signal.SIGKILL))
+        child = copied(lambda: write_bytes(tmp_path / "table.md", b"half"))
+        assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGKILL
     (left,) = os.listdir(tmp_path)
     host, killed = socket.gethostname(), left.rsplit("-", 2)[1]
     assert left.startswith(f".{host}-{killed}-")
