@@ -1,7 +1,7 @@
 """What test_processes.py has two processes do together, in each of them.
 
     python two_processes.py FOLDER                    all scenarios, into FOLDER/RANK.pt
-    python two_processes.py FOLDER run [resume]       a run that takes some seconds, in FOLDER
+    python two_processes.py FOLDER run               a run that takes some seconds, in FOLDER
 
 Every function in `SCENARIOS` takes the processes and returns what the tests look at. The same functions, called with
 `ALONE`, are what one process does.
@@ -226,10 +226,8 @@ def ended_at_the_end(processes: Processes) -> dict[str, Any]:
     return {"code": None}
 
 
-def whole_run(
-    processes: Processes, output: Path | None = None, *, resume: bool = False, slow: bool = False
-) -> dict[str, Any]:
-    """A run with dropout and BatchNorm, of some seconds where `slow`."""
+def whole_run(processes: Processes, output: Path | None = None, *, resume: bool = False, **rest: Any) -> dict[str, Any]:
+    """A run with dropout and BatchNorm."""
     run = fit(
         settings(epochs=30, batch_size=8),
         small_cnn,
@@ -239,10 +237,36 @@ def whole_run(
         resume=resume,
         checkpoint_every=3,
         processes=processes,
-        on_step=lambda epoch, step, steps: time.sleep(0.03 * slow),
-        on_epoch=lambda event: print("epoch", event.epoch, flush=True) if slow and processes.first else None,
+        **rest,
     )
     return {"parameters": parameters(run.networks), "lines": run.metrics}
+
+
+def slow_run(processes: Processes, output: Path) -> None:
+    """The same, of some seconds, resumed if it has begun."""
+
+    def on_epoch(event: EpochEvent) -> None:
+        if processes.first:
+            print("epoch", event.epoch, flush=True)
+
+    whole_run(processes, output, resume=True, on_step=lambda *at: time.sleep(0.03), on_epoch=on_epoch)
+
+
+def terminated(processes: Processes) -> dict[str, Any]:
+    """The same, which SIGTERM stops within an epoch, by way of the last process; then it is resumed."""
+    output, code = Path(sys.argv[1]) / "terminated", None
+
+    def on_step(epoch: int, step: int, steps: int) -> None:
+        if (epoch, step) == (7, 2) and processes.rank == processes.count - 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    try:
+        whole_run(processes, output, on_step=on_step)
+    except SystemExit as end:
+        code = end.code
+    checkpoint = torch.load(output / "checkpoint.pt", weights_only=True)
+    left = {"epochs": len(checkpoint["history"]), "others": len(checkpoint["training"]["others"])}
+    return {"code": code, **left, **whole_run(processes, output, resume=True)}
 
 
 def drawn(processes: Processes) -> dict[str, Any]:
@@ -279,6 +303,7 @@ SCENARIOS: dict[str, Callable[[Processes], dict[str, Any]]] = {
     "single rows": single_rows,
     "ended at the end": ended_at_the_end,
     "whole run": whole_run,
+    "terminated": terminated,
     "drawn": drawn,
     "images pillow": lambda processes: images(processes, "pillow"),
     "images dali": lambda processes: images(processes, "dali"),
@@ -307,6 +332,6 @@ if __name__ == "__main__":
             assert others.objects(others.rank) == [0, 1]
     with joined_processes("cpu") as together:
         if words:
-            whole_run(together, Path(folder), resume="resume" in words, slow="slow" in words)
+            slow_run(together, Path(folder))
         else:
             torch.save(run_all(together), Path(folder) / f"{together.rank}.pt")
