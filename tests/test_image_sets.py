@@ -278,6 +278,12 @@ def test_what_cannot_be_looked_into_is_named(tmp_path: Path) -> None:
         load_dataset(f"folder:{tmp_path}")
 
 
+def test_images_next_to_the_class_folders_are_counted(tmp_path: Path) -> None:
+    write_images(tmp_path, "train/cat/1.jpg", "train/2.JPG", "train/3.png", "train/.4.jpg", "5.jpg")
+    note = f"2 images in {tmp_path}/train itself skipped: they lie in no class folder"
+    assert loaded(f"folder:{tmp_path}").notes == (note,)
+
+
 def test_a_folder_without_classes_is_refused(tmp_path: Path) -> None:
     write_images(tmp_path, "1.jpg")
     with pytest.raises(DataError, match="must hold a folder of images for each class"):

@@ -121,6 +121,14 @@ def test_strings_in_object_arrays_are_labels(tmp_path: Path, form: str):
     assert read_labels(written(tmp_path, form, values), CLEAN, 3, label_table=table).noisy.tolist() == NOISY.tolist()
 
 
+@pytest.mark.parametrize("form", FORMS)
+def test_suffixes_may_be_in_capitals(tmp_path: Path, form: str):
+    spec = written(tmp_path, form, NOISY)
+    capitals = spec.replace(form, form.upper())
+    os.rename(spec.removesuffix(":noisy"), capitals.removesuffix(":noisy"))
+    assert read_labels(capitals, CLEAN, 3).noisy.tolist() == NOISY.tolist()
+
+
 def test_a_key_may_hold_blanks_and_a_path_colons(tmp_path: Path):
     folder = tmp_path / "a:b.npz:c"
     folder.mkdir()

@@ -127,7 +127,10 @@ def test_floats_so_large_that_networks_learn_little_from_them_are_warned_of(tmp_
         "floats": (pixels.astype("f8"), "from 0 to 255 reach .*: give them mean 0 .*, or hold the pixels as ui"),
         "averaged": (pixels * 0.99, "from 0 to 252.45 reach .*, or hold the pixels as uint8, which are divided by 255"),
         "16 bits": (pixels * 257.0, "from 0 to 65535 reach .*: give them mean 0 and deviation 1$"),
-        "features": (pixels.reshape(12, 64) - 9.0, "from -9 to 246 reach .*: give each feature mean 0 and deviation 1$"),
+        "features": (
+            pixels.reshape(12, 64) - 9.0,
+            "from -9 to 246 .*: give each feature mean 0 and deviation 1$",
+        ),
         "far from 0": (pixels / 255 + 40, "from 40 to 41 reach "),
         "digits": (pixels / 16, None),
         "scaled": (pixels / 255, None),

@@ -129,7 +129,7 @@ def _inputs(
 
 
 def _is_array(text: str) -> bool:
-    return split_key(text)[0].endswith((".npy", ".npz")) and not Path(text).is_dir()
+    return split_key(text)[0].lower().endswith((".npy", ".npz")) and not Path(text).is_dir()
 
 
 def _image(predictor: Predictor, path: Path, bad: list[_Bad]) -> torch.Tensor | None:

@@ -123,7 +123,7 @@ class Predictor:
             DataError: the file cannot be read, or holds inputs of another shape or kind.
         """
         file, key = split_key(spec)
-        if file.endswith(".npz"):
+        if file.lower().endswith(".npz"):
             with NpzArchive(file) as archive:
                 array = archive.read(key)
         else:

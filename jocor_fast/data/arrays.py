@@ -27,7 +27,7 @@ def user_path(name: str | os.PathLike[str]) -> Path:
 
 def split_key(spec: str) -> tuple[str, str | None]:
     """FILE.npz:KEY or FILE.pt:KEY as file and key; no key, and any other file, as (FILE, None)."""
-    match = re.fullmatch(r"(?P<file>.+\.(?:npz|pt)):(?P<key>[^:]*)", spec, flags=re.DOTALL)
+    match = re.fullmatch(r"(?P<file>.+\.(?:npz|pt)):(?P<key>[^:]*)", spec, flags=re.DOTALL | re.IGNORECASE)
     return (match["file"], match["key"] or None) if match else (spec, None)
 
 

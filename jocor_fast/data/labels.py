@@ -152,14 +152,15 @@ def _read_columns(argument: str, spec: str, num_samples: int, errors: str) -> tu
     spec = os.fspath(spec)
     file, key = split_key(spec)
     path = user_path(file)
-    if path.suffix == ".pt":
+    suffix = path.suffix.lower()
+    if suffix == ".pt":
         return _Column(spec, read_pt(path, key)), None
-    if path.suffix == ".npz":
+    if suffix == ".npz":
         with NpzArchive(path) as archive:
             return _Column(spec, archive.read(key)), None
-    if path.suffix == ".npy":
+    if suffix == ".npy":
         return _Column(spec, read_npy(path)), None
-    if path.suffix == ".csv":
+    if suffix == ".csv":
         return _read_csv(path, num_samples, errors)
     raise ArgumentValueError(argument, f"must be given as {_FORMS}, got {spec!r}")
 

@@ -42,11 +42,13 @@ class Walk:
         written: folders that this program has written: their pictures are no images to learn from or to label.
         skipped: files that are no images, by suffix.
         empty: class folders without an image.
+        loose: images next to class folders, in none of them: {folder: how many}.
     """
 
     written: list[str] = field(default_factory=list)
     skipped: Counter[str] = field(default_factory=Counter)
     empty: list[str] = field(default_factory=list)
+    loose: dict[str, int] = field(default_factory=dict)
 
     def images(self, folder: str, above: tuple[str, ...] = ()) -> Iterator[str]:
         """Yield the paths of the images in a folder and below, by name, whatever their suffix; no hidden ones.
@@ -80,6 +82,10 @@ class Walk:
             if not images and len(self.written) == written:
                 self.empty.append(os.path.relpath(folder / label, base))
             found += images
+        names = {entry.name for entry in os.scandir(folder)} if found else set()
+        loose = [name for name in names if name.lower().endswith(IMAGE_SUFFIXES) and not _of_the_system(name)]
+        if loose and not OURS & names and not {COMPARISON, NOISE_MATRIX}.issuperset(loose):
+            self.loose[str(folder)] = len(loose)
         return found
 
     def notes(self) -> list[str]:
@@ -94,6 +100,8 @@ class Walk:
             notes.append(f"{count:,} file{'s' * (count != 1)} skipped: {suffixes}")
         if self.empty:
             notes.append(f"no image in {_some(self.empty)}")
+        for folder, count in self.loose.items():
+            notes.append(f"{count:,} image{'s' * (count != 1)} in {folder} itself skipped: they lie in no class folder")
         return notes
 
 
