@@ -32,7 +32,7 @@ class Expected:
 
     def __init__(self, z1: Tensor, z2: Tensor, target: Tensor, ignore_index: int | None = None) -> None:
         first, second = (oracle(z, z, target, 0.0, ignore_index) for z in (z1, z2))
-        self.losses = (first.losses / 2, second.losses / 2)  # a network beside itself: twice its cross-entropy
+        self.losses = (first.losses / 2, second.losses / 2)  # a network with itself: twice its cross-entropy
         self.gradients = (first.gradient1, second.gradient1)
         finite = np.isfinite(self.losses[0] + self.losses[1])
         predictions = [z.detach().double().cpu().numpy().argmax(1) if len(z) else np.zeros(0) for z in (z1, z2)]

@@ -97,7 +97,7 @@ def test_num_keep_that_is_no_whole_number(loss, device, num_keep):
     ],
     ids=repr,
 )
-def test_num_keep_that_is_no_0d_int64_tensor_beside_the_logits(loss, device, num_keep, error):
+def test_num_keep_that_is_no_0d_int64_tensor_on_the_device_of_the_logits(loss, device, num_keep, error):
     z1, z2, target = random_logits(4, 3, device=device)
     num_keep = num_keep if num_keep.is_meta else num_keep.to(device)
     with pytest.raises(error, match="num_keep"):
@@ -329,7 +329,7 @@ WRONG = {
     "too few labels": {"target": torch.zeros(3, dtype=torch.int64)},
     "labels elsewhere": {"target": torch.zeros(4, dtype=torch.int64, device="meta")},
     "a label too high": {"target": torch.tensor([0, 1, 3, 7])},
-    "a label too high beside ignored ones": {"target": torch.tensor([-100, 1, 2**62, 7]), "ignore_index": -100},
+    "a label too high among ignored ones": {"target": torch.tensor([-100, 1, 2**62, 7]), "ignore_index": -100},
     "an unsigned label past int64": {"target": torch.tensor([2**64 - 1, 0, 0, 0], dtype=torch.uint64)},
     "co_lambda": {"co_lambda": 1.5},
     "num_keep of a tensor": {"num_keep": torch.tensor(0)},

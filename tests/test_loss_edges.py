@@ -137,7 +137,7 @@ def test_gradient_is_finite_where_a_masked_class_is_about_to_underflow(loss, dev
 @everywhere
 @pytest.mark.parametrize("classes", [3, 16, 17, 100])
 def test_probability_that_underflows_is_not_a_masked_class(loss, device, classes):
-    """p_j = 0 beside a finite log p_j: the loss stays finite however small p_j is in one network or in both."""
+    """p_j = 0 with a finite log p_j: the loss stays finite however small p_j is in one network or in both."""
     z1, z2, target = random_logits(12, classes, device=device)
     for column, low1, low2 in ((0, -200.0, 0.0), (1, 0.0, -1e4), (2, -500.0, -1e5), (0, -95.0, -88.0)):
         low1, low2 = torch.tensor(low1, device=device), torch.tensor(low2, device=device)

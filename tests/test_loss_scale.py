@@ -1,4 +1,4 @@
-"""Loss scaling for float16 beside torch's GradScaler, and optimisers that read rate and overflow on the device."""
+"""Loss scaling for float16 with torch's GradScaler, and optimisers that read rate and overflow on the device."""
 
 from __future__ import annotations
 

@@ -161,7 +161,7 @@ def test_tiny_and_large_logits_equal_the_oracle(loss, device, dtype, spread):
 def test_logits_far_from_zero_lose_no_digits(loss, device, offset):
     """log-sum-exps are as large as the logits here: differences must be taken before small numbers are added."""
     z1, z2, target = random_logits(64, 10, device=device)
-    steps = 1 / 64  # so that adding the offset is exact
+    steps = 1 / 64  # adding the offset is exact
     z1, z2 = (((z.detach() / steps).round() * steps + offset).requires_grad_() for z in (z1, z2))
     for co_lambda in CO_LAMBDAS:
         check_rows(loss, z1, z2, target, co_lambda)

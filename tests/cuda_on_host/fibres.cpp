@@ -51,7 +51,7 @@ constexpr size_t kStackBytes = 64 * 1024;
 
 #if defined(__x86_64__)
 
-// Saves the registers that a function must keep on the stack, and the stack's top in *from; goes on at `to`. The
+// Saves the registers that a function must keep on the stack, and the stack's top in *from; continues at `to`. The
 // library's swapcontext does the same with two calls of the kernel, and is some thirty times slower.
 asm(R"(
 .text
