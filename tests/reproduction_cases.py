@@ -25,7 +25,7 @@ def write_run(
     folder = output / cell.run_folder(seed)
     folder.mkdir(parents=True)
     config = resolve({name: str(value) for name, value in cell.run_settings(seed).items()})
-    settings = {name: config[name] for name in OPTIONS if name not in ("output", "resume", "data_root")}
+    settings = {name: config.value(name) for name in OPTIONS if name not in ("output", "resume", "data_root")}
     (folder / "config.json").write_text(json.dumps({"settings": settings, "sources": {}}), encoding="utf-8")
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
     if status is not None:

@@ -160,7 +160,7 @@ def test_a_plan_does_not_add_up_times_that_are_not_known(
     """As of a network that needs torchvision where there is none; the whole was said to take 0 s."""
 
     def measured(times: plan.StepTimes, config: Config, *rest: object) -> tuple[float, float]:
-        if config["method"] in failing:
+        if config.training.method in failing:
             raise ValueError("it cannot be built here")
         return 0.1, 0.001
 
@@ -309,11 +309,11 @@ def test_runs_of_perceptrons_share_a_gpu(name: str, cores: int, jobs: int, monke
 def assert_shape_is_that_of(flags: dict[str, str | bool]) -> None:
     config = resolve({"noise_rate": "0.4", **flags})
     expected = plan.expected_forget_rate(config)
-    task, shape = build_task(config), plan.SHAPES[config["dataset"]]
+    task, shape = build_task(config), plan.SHAPES[config.dataset]
     assert task.test is not None
     assert (len(task.train.labels), len(task.test.labels)) == (shape.train, shape.test)
-    assert (task.dataset.input_shape, config["model"]) == (shape.sample, shape.model)
-    assert expected == config["forget_rate"]
+    assert (task.dataset.input_shape, config.model) == (shape.sample, shape.model)
+    assert expected == config.forget_rate
 
 
 def test_the_estimate_knows_the_shape_of_digits() -> None:

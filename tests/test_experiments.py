@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from jocor_fast.config.options import OPTIONS, UNFLAGGED_DEFAULTS
+from jocor_fast.config.options import OPTIONS
 from jocor_fast.config.presets import PRESETS, preset_co_lambda
 from jocor_fast.config.resolve import resolve
 from jocor_fast.engine.plan import plan_epoch
@@ -40,19 +40,19 @@ def test_data_and_noise_that_the_authors_did_not_name_have_no_co_lambda(
 
 def test_presets_name_options_and_give_reasons() -> None:
     for preset in PRESETS.values():
-        known = {*OPTIONS, *UNFLAGGED_DEFAULTS}
+        known = set(OPTIONS)
         assert set(preset.settings) <= set(preset.reasons) <= known  # some give the reason of a default
 
 
 def test_clothing1m_is_trained_as_the_paper_says_and_what_it_leaves_open_has_a_reason() -> None:
     config = resolve({"dataset": "clothing1m", "forget_rate": "0.3"})
-    settings = config.train_settings()
+    settings = config.training
     assert (settings.batch_size, settings.epochs, settings.ramp_epochs, settings.optimizer) == (64, 15, 5, "adam")
     rates = [plan_epoch(settings, epoch, 1_000_000).lr for epoch in range(1, 16)]
     assert rates == pytest.approx([8e-4] * 5 + [5e-4] * 5 + [5e-5] * 5)
     assert [plan_epoch(settings, epoch, 1_000_000).keep_rate for epoch in (1, 5, 15)] == pytest.approx([0.94, 0.7, 0.7])
     assert plan_epoch(settings, 1, 1_000_000).steps == 15_625
-    assert (settings.co_lambda, config["pretrained"], config["normalisation"]) == (0.9, None, "imagenet")
+    assert (settings.co_lambda, config.pretrained, config.normalisation) == (0.9, None, "imagenet")
     for name in ("co_lambda", "pretrained", "normalisation"):
         assert config.sources[name] == "default"
         assert config.reasons[name]
@@ -85,7 +85,7 @@ def test_the_ramp_of_digits_has_a_few_hundred_steps() -> None:
 def test_every_run_of_an_experiment_is_one_that_train_accepts(name: str) -> None:
     for cell in EXPERIMENTS[name].cells(device="cpu"):
         config = resolve({name: str(value) for name, value in cell.run_settings(1).items()})
-        assert config["device"] == "cpu"
+        assert config.training.device == "cpu"
 
 
 def test_overrides_replace_settings_of_all_cells() -> None:
@@ -149,7 +149,7 @@ def test_runs_that_experiments_have_in_common_lie_in_one_place_with_the_same_set
 
 def test_the_lambdas_are_those_of_the_papers_figure() -> None:
     resolved = [
-        resolve({name: str(value) for name, value in cell.run_settings(1).items()})["co_lambda"]
+        resolve({name: str(value) for name, value in cell.run_settings(1).items()}).training.co_lambda
         for cell in EXPERIMENTS["lambda"].cells()
     ]
     assert resolved == [0.05, 0.35, 0.65, 0.95]
@@ -183,7 +183,7 @@ def test_lambda_is_the_authors_under_both_recipes(recipe: str) -> None:
     ):
         (cell,) = EXPERIMENTS[name].cells(("jocor",), (noise,), recipe=recipe)
         config = resolve({name: str(value) for name, value in cell.run_settings(1).items()})
-        assert config["co_lambda"] == co_lambda
+        assert config.training.co_lambda == co_lambda
 
 
 def test_cifar100_asymmetry_is_the_published_variant_with_half_the_rate_to_forget() -> None:

@@ -135,13 +135,13 @@ def test_an_estimate_comes_back_from_its_file() -> None:
 def test_no_network_sees_the_half_that_it_predicts() -> None:
     config = resolve({"noise_rate": "0.4", "device": "cpu"})
     task = build_task(config)
-    before = cross_fit(config.train_settings(), task.build_network, task.train, 10, epochs=2, val=task.test)
+    before = cross_fit(config.training, task.build_network, task.train, 10, epochs=2, val=task.test)
     assert before.val_probability is not None
     assert before.val_probability.shape == (2, 360, 10)
     np.testing.assert_allclose(before.probability.sum(1), 1, rtol=1e-5)
     assert abs(int(before.half.sum()) - 718) <= 1
     task.train.labels[before.half] = 0  # labels of the second half: its own predictions do not change
-    after = cross_fit(config.train_settings(), task.build_network, task.train, 10, epochs=2)
+    after = cross_fit(config.training, task.build_network, task.train, 10, epochs=2)
     assert (after.probability[before.half] == before.probability[before.half]).all()
     assert (after.probability[~before.half] != before.probability[~before.half]).any()
 
@@ -157,8 +157,8 @@ def test_a_warm_up_keeps_its_full_rate_whatever_the_plan_of_the_run(monkeypatch:
     monkeypatch.setattr(TrainingState, "begin_epoch", noted)
     config = resolve({"noise_rate": "0.4", "device": "cpu", "batch_size": "512", "lr_plan": "clothing1m"})
     task = build_task(config)
-    cross_fit(config.train_settings(), task.build_network, task.train, 10, epochs=3)
-    assert rates == [config["lr"]] * 6
+    cross_fit(config.training, task.build_network, task.train, 10, epochs=3)
+    assert rates == [config.training.lr] * 6
 
 
 def test_a_warm_up_is_five_epochs_or_a_thousand_steps_but_never_more_than_fifty_epochs() -> None:
@@ -269,7 +269,7 @@ def test_a_warm_up_that_runs_out_of_memory_says_what_needs_less(
 def test_auto_is_nothing_for_who_does_not_select_and_no_number_for_small_loss() -> None:
     config = resolve({"noise_rate": "0.4", "forget_rate": "auto", "method": "standard"})
     build_task(config)
-    assert config["forget_rate"] == 0.0
+    assert config.forget_rate == 0.0
     with pytest.raises(ConfigError, match=r"^--val-labels small-loss needs a number for --forget-rate: jocor-fast est"):
         build_task(resolve({"forget_rate": "auto", "val_fraction": "0.1", "val_labels": "small-loss"}))
     with pytest.raises(ConfigError, match=r"^--forget-rate must be a number or auto, got 'much'"):

@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 from jocor_fast import noise
-from jocor_fast.cli.train_heading import warnings_of
+from jocor_fast.cli.train_warnings import warnings_of
 from jocor_fast.config.resolve import resolve
 from jocor_fast.config.task import build_task
 from jocor_fast.data.catalogue import load_dataset
@@ -79,9 +79,9 @@ def test_the_seed_does_not_touch_the_noise_nor_the_noise_seed_the_rest() -> None
 def test_the_forget_rate_is_what_the_noise_lets_expect(kind: str, rate: str, expected: float) -> None:
     config = resolve({"noise": kind, "noise_rate": rate})
     task = build_task(config)
-    assert config["forget_rate"] == pytest.approx(expected)
+    assert config.forget_rate == pytest.approx(expected)
     assert config.sources["forget_rate"] == "default"
-    assert task.expected_noise_rate == config["forget_rate"]
+    assert task.expected_noise_rate == config.forget_rate
     assert task.nominal_noise_rate == float(rate)
     assert task.realised_noise_rate == pytest.approx(expected, abs=0.05)
 
@@ -89,7 +89,7 @@ def test_the_forget_rate_is_what_the_noise_lets_expect(kind: str, rate: str, exp
 def test_a_given_forget_rate_stays() -> None:
     config = resolve({"noise_rate": "0.5", "forget_rate": "0.2"})
     build_task(config)
-    assert (config["forget_rate"], config.sources["forget_rate"]) == (0.2, "flag")
+    assert (config.forget_rate, config.sources["forget_rate"]) == (0.2, "flag")
 
 
 def test_a_start_of_the_decay_that_no_plan_heeds_is_warned_of() -> None:
@@ -166,7 +166,7 @@ def test_small_loss_validation_leaves_out_as_much_whatever_the_method(method: st
     measured = resolve({**flags, "val_labels": "small-loss"})
     task = build_task(measured)
     assert task.val is not None
-    assert (task.val.keep_rate, measured["forget_rate"]) == (0.5, 0.5)
+    assert (task.val.keep_rate, measured.forget_rate) == (0.5, 0.5)
     assert not any(
         "changes nothing" in line for line in warnings({**flags, "val_labels": "small-loss", "forget_rate": "0.4"})
     )
@@ -191,6 +191,6 @@ def test_data_with_a_validation_set_of_their_own(tmp_path: Path) -> None:
 def test_the_model_is_the_data_sets_unless_asked_for() -> None:
     default, asked = resolve({}), resolve({"model": "cnn"})
     shapes = [len(list(build_task(config).build_network().parameters())) for config in (default, asked)]
-    assert (default["model"], default.sources["model"]) == ("mlp", "default")
-    assert (asked["model"], asked.sources["model"]) == ("cnn", "flag")
+    assert (default.model, default.sources["model"]) == ("mlp", "default")
+    assert (asked.model, asked.sources["model"]) == ("cnn", "flag")
     assert shapes == [4, 26]

@@ -62,12 +62,12 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     """Estimate, print and write; 0, or a ConfigError, DataError or RunError."""
     flags = {name: value for name, value in vars(arguments).items() if name in OPTIONS}
     config = resolve({"forget_rate": AUTO, "no_test": True, **flags}, arguments.config)
-    if config["val_labels"] == "small-loss":
+    if config.val_labels == "small-loss":
         raise ConfigError(f"{config.label('val_labels')} must be clean or noisy for estimate-noise, got 'small-loss'")
-    output = Path(config["output"] if config.given("output") else f"runs/noise-{default_run_name(config)}")
+    output = Path(config.output if config.given("output") else f"runs/noise-{default_run_name(config)}")
     check_writable(output)
     task = build_task(config, announce=partial(say, console))
-    epochs = config["epochs"] if config.given("epochs") else None
+    epochs = config.training.epochs if config.given("epochs") else None
     with phase(console, "estimating the noise", "epochs") as on_epoch:
         found = estimate_noise(config, task, epochs=epochs, on_epoch=on_epoch)
     output.mkdir(parents=True, exist_ok=True)

@@ -238,7 +238,7 @@ def _report_kind(arguments: argparse.Namespace, experiment: Experiment) -> str:
     if kind not in REPORTS:
         raise ConfigError(f"--report must be one of {', '.join(REPORTS)}, got {kind!r}")
     held_out = "0" if arguments.val_fraction is None else arguments.val_fraction
-    if kind == "best" and not experiment.own_validation and resolve({"val_fraction": held_out})["val_fraction"] == 0:
+    if kind == "best" and not experiment.own_validation and resolve({"val_fraction": held_out}).val_fraction == 0:
         raise ConfigError("--report best needs --val-fraction above 0: test labels choose nothing")
     return kind
 
@@ -260,7 +260,7 @@ def _config(cell: Cell, seed: int) -> Config:
 
 def _queued(cell: Cell, seed: int, output: Path) -> QueuedRun:
     config = _config(cell, seed)
-    epochs = len(METHODS[cell.method].stages) * trained_epochs(config["epochs"], config["recipe"])
+    epochs = len(METHODS[cell.method].stages) * trained_epochs(config.training.epochs, config.training.recipe)
     name = f"{cell.title}, {cell.noise.title}, seed {seed}"
     run = QueuedRun(name, output / cell.run_folder(seed), cell.run_settings(seed), epochs)
     run.epochs_done = epochs if run.is_finished else run.epochs_on_disk()

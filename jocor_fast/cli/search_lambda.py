@@ -102,17 +102,15 @@ class Search:
         grid = _grid(arguments.grid)
         flags = {name: value for name, value in vars(arguments).items() if name in OPTIONS}
         config, task = _config_and_task(flags, arguments.config, console)
-        epochs = trained_epochs(config["epochs"], config["recipe"])
+        epochs = trained_epochs(config.training.epochs, config.training.recipe)
         return Search(
             config=config,
-            said={name: config[name] for name in OPTIONS if config.given(name) and name not in NOT_REPEATED},
+            said={name: config.value(name) for name in OPTIONS if config.given(name) and name not in NOT_REPEATED},
             grid=grid,
             validation=_validation_text(config, task),
-            rungs=rungs(epochs, ramp_epochs=config["ramp_epochs"], candidates=len(grid)),
+            rungs=rungs(epochs, ramp_epochs=config.training.ramp_epochs, candidates=len(grid)),
             jobs=min(len(grid), parse_count("--jobs", arguments.jobs, _default_jobs(config))),
-            output=Path(
-                config["output"] if config.given("output") else f"runs/search-lambda-{default_run_name(config)}"
-            ),
+            output=Path(config.output if config.given("output") else f"runs/search-lambda-{default_run_name(config)}"),
         )
 
     def print_heading(self, console: Console) -> None:
@@ -165,7 +163,7 @@ class Search:
         config.decide("co_lambda", co_lambda, "flag")
         folder = self.folder(co_lambda)
         check_earlier_run(folder, config)
-        given = {name: config[name] for name in OPTIONS if config.given(name) and name != "output"}
+        given = {name: config.value(name) for name in OPTIONS if config.given(name) and name != "output"}
         run = QueuedRun(f"λ {number_in_name(co_lambda)}", folder, {**given, "stop_after": rung}, rung)
         run.epochs_done = min(rung, len(read_metrics(folder)))
         return run
@@ -212,15 +210,15 @@ def _grid(text: str | None) -> tuple[float, ...]:
 def _validation_text(config: Config, task: Task) -> str:
     assert task.val is not None
     count = f"{len(task.val.labels):,}"
-    if config["val_fraction"] == 0:
+    if config.val_fraction == 0:
         return f"the {count} validation samples of {task.dataset.name}"
-    if config["val_labels"] == "small-loss":
+    if config.val_labels == "small-loss":
         share = percent(task.val.keep_rate)
         return f"{count} samples held out, of them the {share} % with the smallest loss, by their noisy labels"
-    return f"{count} samples held out, by their {config['val_labels']} labels"
+    return f"{count} samples held out, by their {config.val_labels} labels"
 
 
 def _default_jobs(config: Config) -> int:
     """Return how many runs are made at once: one a core; one on a GPU."""
     with config.engine_complaints():
-        return 1 if resolve_device(config["device"]).type == "cuda" else usable_cores()
+        return 1 if resolve_device(config.training.device).type == "cuda" else usable_cores()

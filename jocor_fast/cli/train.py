@@ -15,8 +15,9 @@ from rich.console import Console
 
 from jocor_fast._extension import build_info
 from jocor_fast.cli.flags import declare
-from jocor_fast.cli.train_heading import print_heading, warnings_of
-from jocor_fast.config.options import AUTO, OPTIONS, TRAINING_FIELDS, UNFLAGGED_DEFAULTS, method_options
+from jocor_fast.cli.train_heading import print_heading
+from jocor_fast.cli.train_warnings import warnings_of
+from jocor_fast.config.options import AUTO, OPTIONS, RUN_FIELDS, TRAINING_FIELDS
 from jocor_fast.config.predictor import describe_input
 from jocor_fast.config.resolve import Config, resolve
 from jocor_fast.config.stored_run import FOLDER, PATHS, is_relative, names_the_same
@@ -66,11 +67,11 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     config = resolve(flags, arguments.config)
     with contextlib.ExitStack() as stack:
         with config.naming("device"):
-            processes = stack.enter_context(joined_processes(config["device"]))
+            processes = stack.enter_context(joined_processes(config.training.device))
         try:
             return _run(config, processes, console)
         except KeyboardInterrupt:
-            output = Path(config["output"])
+            output = Path(config.output)
             if any((folder / CHECKPOINT).exists() for folder in (output, output / FIRST_STAGE)):
                 raise
             raise KeyboardInterrupt("there is nothing to resume yet, run it again") from None
@@ -88,7 +89,7 @@ def _run(config: Config, processes: Processes, console: Console) -> int:
     task = processes.run_on_local_rank_zero_first(partial(build_task, config, announce=partial(say, console)))
     folder = _keep_names(config, processes)
     estimate = _estimated_forget_rate(config, task, processes, console)
-    settings = config.train_settings()
+    settings = config.training
     with config.naming("batch_size"):
         batch = whole_batch(settings, len(task.train.labels), processes)
     print_heading(config, task, _device(config), processes, batch, console)
@@ -103,19 +104,19 @@ def _run(config: Config, processes: Processes, console: Console) -> int:
     elif not progress.epochs_shown:
         say(console, "this run is finished already, nothing was changed")
     if result.metrics:
-        _print_result(result, Path(config["output"]), console)
+        _print_result(result, Path(config.output), console)
     fault = result.summary.get("diverged")
     if fault is not None:
         place = f"epoch {fault['epoch']}" + (f", batch {fault['batch']}" if fault["batch"] is not None else "")
-        sentence = f"the run diverged in {place}: {fault['reason']}; its files are kept in {config['output']}"
+        sentence = f"the run diverged in {place}: {fault['reason']}; its files are kept in {config.output}"
         raise RunError(sentence) if processes.first else FailedElsewhere(sentence)
     return 0
 
 
 def _check_output(config: Config) -> None:
     """RunError where the folder holds a run that this one is not to go on with, or cannot be written into."""
-    output = Path(config["output"])
-    if config["resume"]:
+    output = Path(config.output)
+    if config.resume:
         return
     with config.naming("output"):
         if holds_run(output):
@@ -126,7 +127,7 @@ def _check_output(config: Config) -> None:
 def _device(config: Config) -> torch.device:
     """Where the run will compute; a ConfigError where it cannot."""
     with config.naming("device"):
-        device = resolve_device(config["device"])
+        device = resolve_device(config.training.device)
     why_not = build_info()["reason"]
     if device.type == "cuda" and why_not is not None:
         raise ConfigError(f"{config.label('device')} {device}: this build of jocor_fast has no CUDA kernels, {why_not}")
@@ -135,11 +136,11 @@ def _device(config: Config) -> torch.device:
 
 def _tensorboard(config: Config, processes: Processes) -> contextlib.AbstractContextManager[TensorBoardLog | None]:
     """What writes for TensorBoard, where that is asked for; a ConfigError where its package is missing."""
-    if not config["tensorboard"]:
+    if not config.tensorboard:
         return contextlib.nullcontext()
     boards: list[TensorBoardLog] = []
     try:
-        processes.from_first(lambda: boards.append(TensorBoardLog(Path(config["output"]))))
+        processes.from_first(lambda: boards.append(TensorBoardLog(Path(config.output))))
     except MissingTensorBoard as error:
         raise ConfigError(f"{config.label('tensorboard')} {error}") from error
     return boards[0] if boards else contextlib.nullcontext()
@@ -147,11 +148,11 @@ def _tensorboard(config: Config, processes: Processes) -> contextlib.AbstractCon
 
 def _estimated_forget_rate(config: Config, task: Task, processes: Processes, console: Console) -> dict[str, Any] | None:
     """Decide --forget-rate auto: by the estimate in the folder of a run that goes on, else by one made now."""
-    if config["forget_rate"] != AUTO:
+    if config.forget_rate != AUTO:
         return None
 
     def stored_or_estimated() -> Any:
-        known = read_json(Path(config["output"]) / CONFIG) if config["resume"] else None
+        known = read_json(Path(config.output) / CONFIG) if config.resume else None
         if known is not None and known.get("noise_estimate") is not None:
             return known["noise_estimate"]
         with phase(console, "estimating the noise", "epochs") as on_epoch:
@@ -182,12 +183,12 @@ def _fit(
             test=task.test,
             val=task.val,
             recording=Recording(
-                folder=config["output"],
-                resume=config["resume"],
-                stop_after=config["stop_after"],
-                checkpoint_every=config["checkpoint_every"],
+                folder=config.output,
+                resume=config.resume,
+                stop_after=config.stop_after,
+                checkpoint_every=config.checkpoint_every,
                 config=recorded,
-                network_input=describe_input(task.dataset, config["model"]),
+                network_input=describe_input(task.dataset, config.model),
                 noise_rates=(task.nominal_noise_rate, task.realised_noise_rate),
             ),
             processes=processes,
@@ -221,24 +222,25 @@ def _keep_names(config: Config, processes: Processes) -> str | None:
 
     A run that goes on in another folder keeps the names by which it was given its files, if these are the same.
     """
-    stored = processes.from_first(lambda: read_json(Path(config["output"]) / CONFIG) if config["resume"] else None)
+    stored = processes.from_first(lambda: read_json(Path(config.output) / CONFIG) if config.resume else None)
     if stored is not None:
         then, folder = stored.get("settings", {}), stored.get(FOLDER)
-        if (then.get("loader"), config["loader"]) == ("torchvision", "pillow"):  # the name that it had then
-            config.values["loader"] = "torchvision"
-        if all(names_the_same(name, then.get(name), folder, config[name]) for name in PATHS):
-            config.values.update({name: then.get(name) for name in PATHS})
+        if (then.get("loader"), config.loader) == ("torchvision", "pillow"):  # the name that it had then
+            config.loader = "torchvision"
+        if all(names_the_same(name, then.get(name), folder, config.value(name)) for name in PATHS):
+            for name in PATHS:
+                setattr(config, name, then.get(name))
             return folder
-    return os.getcwd() if any(is_relative(name, config[name]) for name in PATHS) else None
+    return os.getcwd() if any(is_relative(name, config.value(name)) for name in PATHS) else None
 
 
 def _recorded(config: Config, task: Task, folder: str | None, estimate: dict[str, Any] | None) -> dict[str, Any]:
     """What goes into config.json beside the engine's settings; the sources cover both."""
-    others = method_options().keys() - METHODS[config["method"]].options.keys()
-    names = [name for name in (*OPTIONS, *UNFLAGGED_DEFAULTS) if name not in NOT_RECORDED and name not in others]
+    settings = {name: config.value(name) for name in RUN_FIELDS if name not in NOT_RECORDED}
+    of_method = METHODS[config.training.method].options
     recorded: dict[str, Any] = {
-        "settings": {name: config[name] for name in names if name not in TRAINING_FIELDS},
-        "sources": {name: config.sources[name] for name in names},
+        "settings": settings,
+        "sources": {name: config.sources[name] for name in {**settings, **dict.fromkeys(TRAINING_FIELDS), **of_method}},
     }
     if task.dataset.label_table is not None:
         recorded["label_table"] = list(task.dataset.label_table)

@@ -27,7 +27,7 @@ from jocor_fast.models.networks import build_model
 from jocor_fast.runs.folder import read_weights
 
 
-def describe_input(dataset: Dataset, model: str) -> dict[str, Any]:
+def describe_input(dataset: Dataset, model: str | None) -> dict[str, Any]:
     """What a checkpoint holds under "input", for networks named `model` that are trained on a data set."""
     samples, files = dataset.train, dataset.files
     described = {"model": model, "classes": list(dataset.class_names), "shape": list(dataset.input_shape)}

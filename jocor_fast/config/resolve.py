@@ -12,21 +12,22 @@ import difflib
 import os
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 
-from jocor_fast.config.options import AUTO, OPTIONS, TRAINING_FIELDS, UNFLAGGED_DEFAULTS, Option
-from jocor_fast.config.presets import PRESETS, PUBLISHED_CO_LAMBDA, preset_co_lambda
+from jocor_fast.config.options import OPTIONS, RUN_FIELDS, TRAINING_FIELDS, RunOptions
+from jocor_fast.config.presets import PRESETS, PUBLISHED_CO_LAMBDA, Preset, preset_co_lambda
 from jocor_fast.data.arrays import user_path
 from jocor_fast.data.catalogue import entry_of, has_clean_labels, holds_files, path_of
-from jocor_fast.engine.settings import TrainSettings, further_options
+from jocor_fast.engine.settings import TrainSettings, method_options
 from jocor_fast.errors import ConfigError, DataError, RunError, called
 from jocor_fast.files.names import number_in_name
 from jocor_fast.machine import resolve_device
-from jocor_fast.schedules import default_decay_start
+from jocor_fast.option import Option
+from jocor_fast.schedules import RECIPES, default_decay_start
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -45,42 +46,49 @@ ENGINE_ARGUMENTS = (
     "checkpoint_every",
     "strict",
 )
-FILE_OPTIONS = ("image_size", "normalisation", "loader", "strict")
+FILE_OPTIONS = ("image_size", "normalisation", "loader")
 
 
-@dataclass
-class Config:
-    """Settings with their sources, and the reason of each value that was not given.
+@dataclass(kw_only=True)
+class Config(RunOptions):
+    """The options of a run, with the source of each and the reason of those that were not given.
 
     Attributes:
-        values: one entry for every option and training setting; None is what does not apply, or is decided later from
-            the data (model, forget_rate).
-        sources: where each value comes from.
+        training: the settings of the engine. Its forget rate is 0 until `forget_rate` is a number.
+        sources: where the value of each option comes from.
         reasons: why a value that was not given is what it is, where there is more to say than "it is the default".
         file: the configuration file, for messages.
     """
 
-    values: dict[str, Any] = field(default_factory=dict)
+    training: TrainSettings = field(default_factory=lambda: TrainSettings(forget_rate=0.0))
     sources: dict[str, Source] = field(default_factory=dict)
     reasons: dict[str, str] = field(default_factory=dict)
     file: str | None = None
 
-    def __getitem__(self, name: str) -> Any:
-        return self.values[name]
+    def value(self, name: str) -> Any:
+        """Return the value of an option by its name."""
+        if name in RUN_FIELDS:
+            return getattr(self, name)
+        return self.training.as_dict().get(name, OPTIONS[name].default)  # of an option of another method
 
     def copy(self) -> Config:
-        """The same settings, to be changed on their own."""
-        return Config(dict(self.values), dict(self.sources), dict(self.reasons), self.file)
+        """Return the same options, to be changed on their own."""
+        return replace(self, sources=dict(self.sources), reasons=dict(self.reasons))
 
     def given(self, name: str) -> bool:
         """Whether the user said it, by flag or in the file."""
         return self.sources[name] in ("flag", "config")
 
     def decide(self, name: str, value: Any, source: Source = "default", reason: str = "") -> None:
-        """Set a value, its source and its reason."""
-        self.values[name], self.sources[name] = value, source
+        """Set a value, its source and its reason; a wrong one is a ConfigError."""
+        self.sources[name] = source
         if reason:
             self.reasons[name] = reason
+        if name in RUN_FIELDS:
+            setattr(self, name, value)
+        if name not in RUN_FIELDS or (name == "forget_rate" and isinstance(value, float)):
+            with self.naming(name):
+                self.training = TrainSettings.of({**self.training.as_dict(), name: value})
 
     def label(self, name: str) -> str:
         """How a message names a setting: by its flag, or by its key and file."""
@@ -90,16 +98,6 @@ class Config:
         """Where a value is from, for the screen: "flag", "preset: the authors' value for mnist"."""
         reason = self.reasons.get(name)
         return f"{self.sources[name]}: {reason}" if reason else self.sources[name]
-
-    def train_settings(self) -> TrainSettings:
-        """The engine's settings; what it refuses becomes a ConfigError that names the flag or key."""
-        chosen = {name: self.values[name] for name in TRAINING_FIELDS}
-        if chosen["forget_rate"] in (None, AUTO):  # not decided yet: the others can be checked all the same
-            chosen["forget_rate"] = 0.0
-        with self.naming("method"):
-            of_method = further_options(chosen["method"])
-        with self.naming(*TRAINING_FIELDS, *of_method):
-            return TrainSettings(**chosen, method_options={name: self.values[name] for name in of_method})
 
     @contextlib.contextmanager
     def naming(self, *options: str, **arguments: str) -> Iterator[None]:
@@ -127,8 +125,8 @@ class Config:
         except (MemoryError, RuntimeError) as error:
             if isinstance(error, RunError) or not _is_out_of_memory(error):
                 raise
-            smaller = "--batch-size or --image-size" if self["image_size"] is not None else "--batch-size"
-            device = resolve_device(self["device"])
+            smaller = "--batch-size or --image-size" if self.image_size is not None else "--batch-size"
+            device = resolve_device(self.training.device)
             raise RunError(f"out of memory on {device}: a smaller {smaller} needs less") from error
 
 
@@ -143,26 +141,26 @@ def resolve(flags: Mapping[str, str | bool], file: str | None = None) -> Config:
     Raises:
         ConfigError: an option is unknown, of the wrong type, out of range, or contradicts another one.
     """
+    values: dict[str, Any] = {name: option.default for name, option in OPTIONS.items()}
     from_file = read_config_file(file) if file is not None else {}
-    config = Config(file=file)
-    for name, option in OPTIONS.items():
-        if name in flags:
-            config.decide(name, _flag_value(option, flags[name]), "flag")
-        elif name in from_file:
-            config.decide(name, from_file[name], "config")
-        else:
-            config.decide(name, option.default)
-    for name, default in UNFLAGGED_DEFAULTS.items():
-        config.decide(name, default)
+    from_flags = {name: _flag_value(OPTIONS[name], text) for name, text in flags.items()}
+    config = Config(file=file, sources=dict.fromkeys(values, "default"))
+    given_by: tuple[tuple[Source, dict[str, Any]], ...] = (("config", from_file), ("flag", from_flags))
+    for source, given in given_by:
+        values.update(given)
+        config.sources.update(dict.fromkeys(given, source))
+    for name in RUN_FIELDS:
+        setattr(config, name, values.pop(name))
     _check_conflicts(config)
     _decide_noise(config)
-    if not 0 <= config["val_fraction"] < 1:  # NaN fails both comparisons
-        raise ConfigError(f"{config.label('val_fraction')} must lie in [0, 1), got {config['val_fraction']:g}")
-    _decide_training(config)
-    config.train_settings()
-    if config["output"] is None:
-        config.decide("output", str(Path("runs") / default_run_name(config)))
-    config.values["output"] = str(user_path(config["output"]))  # in a file, and after "=", no shell knows what ~ is
+    if not 0 <= config.val_fraction < 1:  # NaN fails both comparisons
+        raise ConfigError(f"{config.label('val_fraction')} must lie in [0, 1), got {config.val_fraction:g}")
+    _decide_training(config, values)
+    values["forget_rate"] = config.forget_rate if isinstance(config.forget_rate, float) else 0.0
+    with config.naming(*TRAINING_FIELDS, *method_options(), "forget_rate"):
+        config.training = TrainSettings.of(values)
+    output = config.output if config.given("output") else str(Path("runs") / default_run_name(config))
+    config.output = str(user_path(output))  # in a file, and after "=", no shell knows what ~ is
     return config
 
 
@@ -185,7 +183,7 @@ def read_config_file(file: str) -> dict[str, Any]:
         keys = "an unknown key" if len(unknown) == 1 else "unknown keys"
         raise ConfigError(f"--config {file} has {keys}: {', '.join(map(_with_suggestion, unknown))}")
     try:
-        return {name: OPTIONS[name].check(value) for name, value in content.items()}
+        return {name: OPTIONS[name].typed(value) for name, value in content.items()}
     except ValueError as error:
         name, _, rest = str(error).partition(" ")
         raise ConfigError(f"{name} in {file} {rest}") from None
@@ -203,7 +201,7 @@ def _with_suggestion(name: str) -> str:
 
 def _flag_value(option: Option, text: str | bool) -> Any:
     try:
-        return option.check(text) if isinstance(text, bool) else option.parse(text)
+        return option.typed(text) if isinstance(text, bool) else option.parse(text)
     except ValueError:
         raise ConfigError(f"{option.flag} must be {option.expected}, got {text!r}") from None
 
@@ -213,7 +211,7 @@ def _check_conflicts(config: Config) -> None:
         if config.given(first) and config.given(second):
             raise ConfigError(f"{config.label(first)} and {config.label(second)} exclude each other: {why}")
 
-    entry = entry_of(config["dataset"])
+    entry = entry_of(config.dataset)
     for name in NOISE_OPTIONS:
         exclude("labels", name, "labels from a file are noisy as they are")
         if config.given(name) and entry is not None and entry.labels == "noisy":
@@ -223,15 +221,15 @@ def _check_conflicts(config: Config) -> None:
     for name in NOISE_OPTIONS:
         exclude("clean_labels", name, "noise is drawn on labels that count as clean")
     exclude("clean_labels", "labels_are_clean", "both say which labels are the true ones")
-    if config.given("clean_labels") and not config.given("labels") and has_clean_labels(config["dataset"]):
-        raise ConfigError(f"{config.label('clean_labels')} needs --labels: the labels of {config['dataset']} are clean")
-    if config["labels_are_clean"] and entry is not None and entry.labels == "noisy":
+    if config.given("clean_labels") and not config.given("labels") and has_clean_labels(config.dataset):
+        raise ConfigError(f"{config.label('clean_labels')} needs --labels: the labels of {config.dataset} are clean")
+    if config.labels_are_clean and entry is not None and entry.labels == "noisy":
         raise ConfigError(f"{config.label('labels_are_clean')} cannot hold for {entry.name}, whose labels are noisy")
     if config.given("val_labels") and not config.given("val_fraction"):
         raise ConfigError(f"{config.label('val_labels')} needs --val-fraction")
-    for name in FILE_OPTIONS:
-        if config.given(name) and not holds_files(config["dataset"]):
-            raise ConfigError(f"{config.label(name)} is for image files, and {config['dataset']} lies in memory")
+    for name in (*FILE_OPTIONS, "strict"):
+        if config.given(name) and not holds_files(config.dataset):
+            raise ConfigError(f"{config.label(name)} is for image files, and {config.dataset} lies in memory")
 
 
 def _decide_noise(config: Config) -> None:
@@ -241,64 +239,65 @@ def _decide_noise(config: Config) -> None:
     not claimed to be clean. (Which draw to take asks for none.)
     """
     asked = any(config.given(name) for name in NOISE_OPTIONS if name != "noise_seed")
-    if config["labels"] is not None or (holds_files(config["dataset"]) and not asked):
+    if config.labels is not None or (holds_files(config.dataset) and not asked):
         for name in NOISE_OPTIONS:
             if not config.given(name):
                 config.decide(name, None)
         return
-    if config["noise_matrix"] is not None:
+    if config.noise_matrix is not None:
         return
     if not config.given("noise"):
         config.decide("noise", "symmetric" if config.given("noise_rate") else "clean")
-    if config["noise"] != "clean":
+    if config.noise != "clean":
         if not config.given("noise_rate"):
-            kind = f"{config.label('noise')} {config['noise']}"
+            kind = f"{config.label('noise')} {config.noise}"
             raise ConfigError(f"{kind} needs --noise-rate, the share of labels to flip")
     elif not config.given("noise_rate"):
         config.decide("noise_rate", 0.0)
 
 
-def _decide_training(config: Config) -> None:
-    """The recipe before the data set's preset before the default, for what was not given."""
-    dataset, recipe = config["dataset"], config["recipe"]
-    if not config.given("co_lambda"):
-        named = preset_co_lambda(dataset, config["noise"], config["noise_rate"])
-        if recipe == "published":
-            config.decide("co_lambda", PUBLISHED_CO_LAMBDA, "recipe", "the published code's default")
-        elif named is not None:
-            config.decide("co_lambda", named, "preset", f"the authors' value for {dataset}")
-    if dataset in PRESETS:
-        for name, value in PRESETS[dataset].settings.items():
-            if not config.given(name):
-                config.decide(name, value, "preset", PRESETS[dataset].reasons[name])
-        for name, reason in PRESETS[dataset].reasons.items():
-            if config.sources[name] == "default":
-                config.reasons.setdefault(name, reason)
+def _decide_training(config: Config, values: dict[str, Any]) -> None:
+    """Put what recipe and data set say into training values that were not given, the recipe before the preset."""
+
+    def decide(name: str, value: Any, source: Source, reason: str) -> None:
+        if not config.given(name):
+            values[name], config.sources[name], config.reasons[name] = value, source, reason
+
+    dataset, recipe = config.dataset, values["recipe"]
+    named = preset_co_lambda(dataset, config.noise, config.noise_rate)
+    if recipe == "published":
+        decide("co_lambda", PUBLISHED_CO_LAMBDA, "recipe", "the published code's default")
+    elif named is not None:
+        decide("co_lambda", named, "preset", f"the authors' value for {dataset}")
+    preset = PRESETS.get(dataset, Preset())
+    for name, value in preset.settings.items():
+        decide(name, value, "preset", preset.reasons[name])
+    for name, reason in preset.reasons.items():
+        if config.sources[name] == "default":
+            config.reasons.setdefault(name, reason)
     if not holds_files(dataset):
         for name in FILE_OPTIONS:
-            config.decide(name, None)
+            setattr(config, name, None)
     elif not config.given("normalisation"):
         config.reasons["normalisation"] = OPTIONS["normalisation"].why
-    if not config.given("decay_start") and config["epochs"] >= 1:
-        decay_start = default_decay_start(config["epochs"], recipe=recipe, dataset=dataset)
-        if decay_start == default_decay_start(config["epochs"]):
-            config.decide("decay_start", decay_start)
-        else:
-            config.decide("decay_start", decay_start, "recipe", f"where the published code starts on {dataset}")
+    if values["epochs"] >= 1 and recipe in RECIPES and not config.given("decay_start"):
+        values["decay_start"] = default_decay_start(values["epochs"], recipe=recipe, dataset=dataset)
+        if values["decay_start"] != default_decay_start(values["epochs"]):
+            decide("decay_start", values["decay_start"], "recipe", f"where the published code starts on {dataset}")
 
 
 def default_run_name(config: Config) -> str:
     """The folder of a run that was given none: what tells runs apart, as "digits-jocor-symmetric-0.5-seed0"."""
-    dataset = config["dataset"]
+    dataset = config.dataset
     if path_of(dataset):
         path = Path(os.path.abspath(user_path(path_of(dataset))))  # which may be the current folder
         dataset = path.name if path.is_dir() else path.stem  # folders may have dots in their names
-    if config["labels"] is not None:
-        noise = Path(config["labels"]).name.replace(":", "-")
-    elif config["noise_matrix"] is not None:
-        noise = Path(config["noise_matrix"]).stem
-    elif config["noise"] is None:
+    if config.labels is not None:
+        noise = Path(config.labels).name.replace(":", "-")
+    elif config.noise_matrix is not None:
+        noise = Path(config.noise_matrix).stem
+    elif config.noise is None:
         noise = "as-labelled"
     else:
-        noise = config["noise"] + (f"-{number_in_name(config['noise_rate'])}" if config["noise_rate"] else "")
-    return f"{dataset}-{config['method']}-{noise}-seed{config['seed']}"
+        noise = config.noise + (f"-{number_in_name(config.noise_rate)}" if config.noise_rate else "")
+    return f"{dataset}-{config.training.method}-{noise}-seed{config.training.seed}"

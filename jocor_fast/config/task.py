@@ -77,28 +77,29 @@ def build_task(config: Config, announce: Callable[[str], None] | None = None) ->
         ConfigError: an option has a wrong value, or does not go with this data set.
         DataError: a file is missing or broken.
     """
-    root = Path(config["data_root"]) if config["data_root"] is not None else None
+    root = Path(config.data_root) if config.data_root is not None else None
     with config.naming("dataset", "data_root"):
-        dataset = load_dataset(config["dataset"], root, announce=announce)
+        dataset = load_dataset(config.dataset, root, announce=announce)
     if dataset.files is not None:
         dataset = _as_read(config, dataset, dataset.files)
-    if config["model"] is None:
-        entry = entry_of(config["dataset"])
-        assert entry is not None
-        config.decide("model", entry.model)
+    entry = entry_of(config.dataset)
+    assert entry is not None
+    model = config.model or entry.model
+    if config.model is None:
+        config.decide("model", model)
     labels = _noisy_labels(config, dataset)
     held_out, kept = _split(config, dataset)
     clean = labels.clean[kept] if labels.clean is not None else None
     realised = realised_rate(clean, labels.noisy[kept]) if clean is not None else None
     _decide_forget_rate(config, labels, realised)
-    weights = None if config["pretrained"] is None or _goes_on(config) else _pretrained(config)
+    weights = None if _goes_on(config) else _pretrained(config, model)
     return Task(
         dataset=dataset,
         train=_labelled(dataset.train, labels.noisy, labels.clean).subset(kept),
-        test=None if config["no_test"] else dataset.test,
+        test=None if config.no_test else dataset.test,
         val=_validation(config, dataset, labels, held_out),
-        build_network=lambda: build_model(config["model"], dataset.input_shape, dataset.num_classes, weights=weights),
-        nominal_noise_rate=None if labels.clean is None else config["noise_rate"],
+        build_network=lambda: build_model(model, dataset.input_shape, dataset.num_classes, weights=weights),
+        nominal_noise_rate=None if labels.clean is None else config.noise_rate,
         expected_noise_rate=labels.expected_rate,
         realised_noise_rate=realised,
         given_labels=labels.noisy,
@@ -109,28 +110,31 @@ def build_task(config: Config, announce: Callable[[str], None] | None = None) ->
 
 def _goes_on(config: Config) -> bool:
     """Whether the run has weights in a checkpoint, so that those that it began with may be gone."""
-    output = Path(config["output"])
-    return config["resume"] and any((output / name).exists() for name in (CHECKPOINT, PREVIOUS_CHECKPOINT))
+    output = Path(config.output)
+    return config.resume and any((output / name).exists() for name in (CHECKPOINT, PREVIOUS_CHECKPOINT))
 
 
-def _pretrained(config: Config) -> Weights:
+def _pretrained(config: Config, model: str) -> Weights | None:
     with config.naming("pretrained", "model"):
-        return read_weights(config["pretrained"], config["model"])
+        return None if config.pretrained is None else read_weights(config.pretrained, model)
 
 
 def _as_read(config: Config, dataset: Dataset, files: ImageFiles) -> Dataset:
     """Return a data set of image files as a run reads them; by which loader is decided here."""
+    assert config.loader is not None
+    assert config.image_size is not None
+    assert config.normalisation is not None
     with config.naming("loader", "device"):
-        loader, reason = choose_loader(config["loader"], resolve_device(config["device"]))
-    if config["loader"] == "auto":
+        loader, reason = choose_loader(config.loader, resolve_device(config.training.device))
+    if config.loader == "auto":
         config.decide("loader", loader, reason=reason)
     with config.naming("image_size"):
-        preprocessing = files.preprocessing.at_size(config["image_size"])
+        preprocessing = files.preprocessing.at_size(config.image_size)
     preprocessing = replace(
-        preprocessing, augment=config["augment"] == "crop-flip", normalisation=config["normalisation"]
+        preprocessing, augment=config.training.augment == "crop-flip", normalisation=config.normalisation
     )
-    read: dict[str, Any] = {"preprocessing": preprocessing, "loader": loader, "seed": config["seed"]}
-    read["bad_files"] = BadFiles(strict=config["strict"])
+    read: dict[str, Any] = {"preprocessing": preprocessing, "loader": loader, "seed": config.training.seed}
+    read["bad_files"] = BadFiles(strict=config.strict)
 
     train, test, val = (
         replace(part, inputs=replace(part.inputs, **read))
@@ -158,39 +162,41 @@ def _noisy_labels(config: Config, dataset: Dataset) -> _NoisyLabels:
     """
     own, num_classes, table = dataset.train.labels.numpy(), dataset.num_classes, dataset.label_table
     column = None if dataset.train.clean_labels is None else dataset.train.clean_labels.numpy()
-    if column is not None and (config["labels_are_clean"] or config["clean_labels"] is not None):
-        name = "labels_are_clean" if config["labels_are_clean"] else "clean_labels"
+    if column is not None and (config.labels_are_clean or config.clean_labels is not None):
+        name = "labels_are_clean" if config.labels_are_clean else "clean_labels"
         raise ConfigError(f"{config.label(name)} and the clean labels of {dataset.name} exclude each other")
-    own_are_clean = config["labels_are_clean"] or has_clean_labels(config["dataset"])
-    if config["labels"] is not None or config["clean_labels"] is not None:
+    own_are_clean = config.labels_are_clean or has_clean_labels(config.dataset)
+    if config.labels is not None or config.clean_labels is not None:
         with config.naming("labels", "clean_labels"):
             labels = read_labels(
-                config["labels"],
+                config.labels,
                 own if column is None else column,
                 num_classes,
-                clean_spec=config["clean_labels"],
+                clean_spec=config.clean_labels,
                 label_table=table,
                 own_are_clean=own_are_clean or column is not None,
             )
-        clean = own if labels.clean is None and config["labels_are_clean"] else labels.clean
+        clean = own if labels.clean is None and config.labels_are_clean else labels.clean
         return _NoisyLabels(labels.noisy, clean, None)
-    if config["noise_matrix"] is not None:
-        transition = read_transition(config["noise_matrix"], num_classes)
-    elif config["noise"] is None or (config["noise"] == "clean" and not own_are_clean):
+    if config.noise_matrix is not None:
+        transition = read_transition(config.noise_matrix, num_classes)
+    elif config.noise is None or (config.noise == "clean" and not own_are_clean):
         reason = "the share of wrong labels among the clean training images that have a noisy label too"
         return _NoisyLabels(own, own if own_are_clean else column, dataset.noise_estimate, reason)
     else:
+        assert config.noise_rate is not None
         with config.naming(kind="noise", rate="noise_rate"):
-            transition = transition_matrix(config["noise"], num_classes, config["noise_rate"], dataset.name)
+            transition = transition_matrix(config.noise, num_classes, config.noise_rate, dataset.name)
     clean = own if column is None else column
+    assert config.noise_seed is not None
     with config.naming(seed="noise_seed"):
-        noisy = corrupt(clean, transition, seed=config["noise_seed"])
+        noisy = corrupt(clean, transition, seed=config.noise_seed)
     return _NoisyLabels(noisy, clean, expected_rate(transition, clean))
 
 
 def _split(config: Config, dataset: Dataset) -> tuple[np.ndarray, np.ndarray]:
     """Ids held out for validation and ids to train on, both in data-set order."""
-    samples, fraction = len(dataset.train), config["val_fraction"]
+    samples, fraction = len(dataset.train), config.val_fraction
     if fraction == 0:
         return np.arange(0), np.arange(samples)
     flag = config.label("val_fraction")
@@ -201,7 +207,7 @@ def _split(config: Config, dataset: Dataset) -> tuple[np.ndarray, np.ndarray]:
         purpose = "validate on" if count < 1 else "train on"
         raise ConfigError(f"{flag} {fraction:g} of {samples} samples leaves nothing to {purpose}")
     # Seeded apart from the noise, which may be drawn with the same number: the two must not depend on each other.
-    generator = np.random.RandomState(np.random.MT19937(np.random.SeedSequence([config["seed"], 1])))
+    generator = np.random.RandomState(np.random.MT19937(np.random.SeedSequence([config.training.seed, 1])))
     order = generator.permutation(samples)
     return np.sort(order[:count]), np.sort(order[count:])
 
@@ -209,33 +215,33 @@ def _split(config: Config, dataset: Dataset) -> tuple[np.ndarray, np.ndarray]:
 def _validation(config: Config, dataset: Dataset, labels: _NoisyLabels, held_out: np.ndarray) -> Samples | None:
     if not len(held_out):
         return dataset.val
-    kind = config["val_labels"]
+    kind = config.val_labels
     chosen = labels.clean if kind == "clean" else labels.noisy
     if chosen is None:
         raise ConfigError(f"{config.label('val_labels')} clean needs --clean-labels, or a clean column in --labels")
-    if kind == "small-loss" and config["forget_rate"] == AUTO:
+    if kind == "small-loss" and config.forget_rate == AUTO:
         raise ConfigError(
             f"{config.label('val_labels')} small-loss needs a number for {config.label('forget_rate')}: "
             "jocor-fast estimate-noise finds it"
         )
-    keep_rate = 1.0 - config["forget_rate"] if kind == "small-loss" else 1.0
+    keep_rate = 1.0 - config.training.forget_rate if kind == "small-loss" else 1.0
     return replace(_labelled(dataset.train, chosen, None).subset(held_out), keep_rate=keep_rate)
 
 
 def _decide_forget_rate(config: Config, labels: _NoisyLabels, realised: float | None) -> None:
     """τ where none was given: what the noise is expected to be, else what it is measured to be."""
-    expected, used = labels.expected_rate, uses_forget_rate(config["method"], config["val_labels"])
-    if config.given("forget_rate") and (used or config["forget_rate"] != AUTO):
+    expected, used = labels.expected_rate, uses_forget_rate(config.training.method, config.val_labels)
+    if config.given("forget_rate") and (used or config.forget_rate != AUTO):
         return
     if not used:
-        reason = f"{config['method']} does not select by loss"
+        reason = f"{config.training.method} does not select by loss"
         config.decide("forget_rate", 0.0, config.sources["forget_rate"], reason)
     elif expected is not None:
         config.decide("forget_rate", expected, reason=labels.reason)
     elif realised is not None:
         config.decide("forget_rate", realised, reason="the share of labels that differ from the clean ones")
     else:
-        where = "with " + config.label("labels") if config["labels"] is not None else f"for {config['dataset']}"
+        where = "with " + config.label("labels") if config.labels is not None else f"for {config.dataset}"
         raise ConfigError(
             f"--forget-rate is required {where} where the clean labels are unknown: the share of wrong labels that you "
             "expect, in [0, 1), or auto to have it estimated first; --labels-are-clean says that none is wrong"

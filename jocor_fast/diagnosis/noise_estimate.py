@@ -90,9 +90,9 @@ def estimate_noise(
     """
     held_out = np.setdiff1d(np.arange(len(task.given_labels)), task.train_ids)
     num_classes = task.dataset.num_classes
-    if len(held_out) and config["val_labels"] == "clean" and task.true_labels is not None:
+    if len(held_out) and config.val_labels == "clean" and task.true_labels is not None:
         return counted(task.given_labels[held_out], task.true_labels[held_out], num_classes)
-    settings = config.train_settings()
+    settings = config.training
     val = None if len(held_out) else task.val  # what was held out without true labels says nothing about noise
     with config.engine_complaints():
         fit = cross_fit(

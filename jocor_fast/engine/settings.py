@@ -1,139 +1,53 @@
-"""What a training run is told: every setting, its default and what it accepts, in one place."""
+"""What a training run is told: every setting, its default, what it accepts and how it is asked for, in one place."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields
+from typing import Any
 
 import torch
 
 from jocor_fast import arguments
 from jocor_fast.errors import ArgumentTypeError, ArgumentValueError
-from jocor_fast.methods import METHODS, Option
-from jocor_fast.schedules import LR_PLANS, RECIPES, default_decay_start, trained_epochs
+from jocor_fast.methods import METHODS
+from jocor_fast.methods import Option as MethodOption
+from jocor_fast.option import Kind, Option, option, options_of
+from jocor_fast.schedules import LR_PLANS, RECIPES, default_decay_start, has_decay_start, trained_epochs
 
 OPTIMIZERS = ("adam", "sgd")
 AUGMENTATIONS = ("none", "crop-flip")
 PRECISIONS = ("float32", "bfloat16", "float16")
 SCOPES = ("process", "global")
+METHOD, TRAINING, MACHINE = "method", "network and training", "machine"
+TOGETHER = "several processes (torchrun)"
+SHOWN_AS = {"co_lambda": "λ", "warmup_epochs": "warm-up"}
 
 
-@dataclass(frozen=True, kw_only=True)
-class TrainSettings:
-    """The settings of one run; their names are those of the command line and of config.json.
-
-    Values are checked and brought to their plain type when the object is made: a wrong type is a TypeError, a wrong
-    value a ValueError, one sentence that names the setting.
-
-    Attributes:
-        method: a name in `jocor_fast.methods.METHODS`.
-        forget_rate: τ, float in [0, 1): the share of a batch that is left out once the ramp is over.
-        co_lambda: λ, float in [0, 1].
-        warmup_epochs: int ≥ 0: epochs in which method "coteaching-plus" is "coteaching".
-        ramp_epochs: T_k, int ≥ 0: epochs over which the forget rate rises from 0 to τ.
-        epochs: int ≥ 1 (≥ 2 for recipe "published", which trains one fewer).
-        decay_start: int ≥ 0, the last epoch at the full rate; None: `schedules.default_decay_start`.
-        batch_size: int ≥ 1.
-        lr: float > 0.
-        lr_plan: "linear" (full up to `decay_start`, then falling to 0) or "clothing1m" (`schedules.lr_step_factor`).
-        optimizer: "adam" (β1 by the recipe, β2 0.999), or "sgd" (plain, without momentum).
-        weight_decay: float ≥ 0, the L2 term of torch's optimisers.
-        augment: "none", or "crop-flip": images are cropped at random (those in memory after padding them by 4) and
-            mirrored at random.
-        recipe: "paper" or "published", see `jocor_fast.schedules`.
-        seed: int in [0, 2⁶³): initial weights (of networks that a function builds), batches, dropout, augmentation.
-        device: "auto", "cpu", "cuda" or "cuda:N" (or the torch.device).
-        precision: "float32", or by autocast "bfloat16" or "float16" (with loss scaling).
-        no_graph: bool; True: no CUDA graphs, each step is launched by the host.
-        compile: bool; True: the networks are compiled by torch.compile, in their first steps.
-        selection_scope: of several processes, "process": each selects among its own rows of a batch; "global": all
-            select together, as one process does that has the whole batch.
-        batch_scope: whether `batch_size` is that of each process ("process") or of all together ("global").
-        method_options: further options of the method, by name; one that is not given has its default.
-    """
-
-    method: str = "jocor"
-    forget_rate: float
-    co_lambda: float = 0.9
-    ramp_epochs: int = 10
-    warmup_epochs: int = 0
-    epochs: int = 200
-    decay_start: int | None = None
-    batch_size: int = 128
-    lr: float = 1e-3
-    lr_plan: str = "linear"
-    optimizer: str = "adam"
-    weight_decay: float = 0.0
-    augment: str = "none"
-    recipe: str = "paper"
-    seed: int = 0
-    device: str = "auto"
-    precision: str = "float32"
-    no_graph: bool = False
-    compile: bool = False
-    selection_scope: str = "process"
-    batch_scope: str = "process"
-    method_options: Mapping[str, int | float] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        options = further_options(self.method)
-        self._choice("recipe", RECIPES)
-        self._choice("lr_plan", LR_PLANS)
-        self._choice("optimizer", OPTIMIZERS)
-        self._choice("augment", AUGMENTATIONS)
-        self._choice("precision", PRECISIONS)
-        self._choice("selection_scope", SCOPES)
-        self._choice("batch_scope", SCOPES)
-        self._set("forget_rate", arguments.check_forget_rate(self.forget_rate))
-        self._set("co_lambda", arguments.check_co_lambda(self.co_lambda))
-        for name in ("lr", "weight_decay"):
-            value = arguments.as_real(name, getattr(self, name))
-            if not 0 <= value < math.inf or (name == "lr" and value == 0):  # NaN fails the comparison
-                accepted = "finite and above 0" if name == "lr" else "finite and at least 0"
-                raise ArgumentValueError(name, f"must be {accepted}, got {value}")
-            self._set(name, value)
-        for name, least in (("ramp_epochs", 0), ("warmup_epochs", 0), ("epochs", 1), ("batch_size", 1), ("seed", 0)):
-            self._set(name, arguments.at_least(name, getattr(self, name), least))
-        trained_epochs(self.epochs, self.recipe)  # refuses one epoch of recipe "published"
-        if self.seed >= 2**63:
-            raise ArgumentValueError("seed", f"must be under 2**63, got {self.seed}")
-        if self.decay_start is None:
-            self._set("decay_start", default_decay_start(self.epochs, recipe=self.recipe))
-        self._set("decay_start", arguments.at_least("decay_start", self.decay_start, 0))
-        self._set("device", device_name(self.device))
-        for name in ("no_graph", "compile"):
-            self._set(name, arguments.check_switch(name, getattr(self, name)))
-        for name in self.method_options:
-            if name not in options:
-                raise ArgumentTypeError(name, f"must be left out: method {self.method!r} has no such option")
-        given = {name: self.method_options.get(name, option.default) for name, option in options.items()}
-        self._set("method_options", {name: options[name].check(value) for name, value in given.items()})
-
-    def as_dict(self) -> dict[str, str | int | float]:
-        """Return {name: value} as config.json and the checkpoints hold it."""
-        values = asdict(self)
-        return values | values.pop("method_options")
-
-    def sources(self) -> dict[str, str]:
-        """Return {name: "default" or "flag"}: which settings are as they are without being asked for."""
-        defaults = {setting.name: setting.default for setting in fields(self)}
-        defaults |= {name: option.default for name, option in further_options(self.method).items()}
-        defaults["decay_start"] = default_decay_start(self.epochs, recipe=self.recipe)
-        return {name: "default" if value == defaults[name] else "flag" for name, value in self.as_dict().items()}
-
-    def _set(self, name: str, value: object) -> None:
-        object.__setattr__(self, name, value)
-
-    def _choice(self, name: str, accepted: Collection[str]) -> None:
-        arguments.check_choice(name, getattr(self, name), accepted)
+def _at_least(least: int) -> Callable[[str, Any], int]:
+    return lambda name, value: arguments.at_least(name, value, least)
 
 
-def further_options(method: str) -> dict[str, Option]:
-    """Return the options of a method that are not settings of every run."""
-    options = METHODS[arguments.check_choice("method", method, METHODS)].options
-    settings = {setting.name for setting in fields(TrainSettings)}
-    return {name: option for name, option in options.items() if name not in settings}
+def _seed(name: str, value: Any) -> int:
+    seed = arguments.at_least(name, value, 0)
+    if seed >= 2**63:
+        raise ArgumentValueError(name, f"must be under 2**63, got {seed}")
+    return seed
+
+
+def _finite(name: str, value: Any) -> float:
+    number = arguments.as_real(name, value)
+    if not 0 <= number < math.inf:  # NaN fails the comparison
+        raise ArgumentValueError(name, f"must be finite and at least 0, got {number}")
+    return number
+
+
+def _above_zero(name: str, value: Any) -> float:
+    number = arguments.as_real(name, value)
+    if not 0 < number < math.inf:
+        raise ArgumentValueError(name, f"must be finite and above 0, got {number}")
+    return number
 
 
 def device_name(device: str | torch.device) -> str:
@@ -148,3 +62,178 @@ def device_name(device: str | torch.device) -> str:
     if not known:
         raise ArgumentValueError("device", f"must be auto, cpu, cuda or cuda:N, got {name!r}")
     return name
+
+
+def _device(name: str, value: Any) -> str:
+    return device_name(value)
+
+
+def _no_selection(run: Any, processes: int) -> str | None:
+    return None if METHODS[run.training.method].selects else f"{run.training.method} does not select by loss"
+
+
+def _no_decay(run: Any, processes: int) -> str | None:
+    """With recipe published β1 changes there, whatever the plan."""
+    if has_decay_start(run.training.lr_plan) or run.training.recipe == "published":
+        return None
+    return f"--lr-plan {run.training.lr_plan} says when the learning rate falls"
+
+
+def _alone(run: Any, processes: int) -> str | None:
+    return "there is one process" if processes == 1 else None
+
+
+def _idle(name: str) -> Callable[[Any, int], str | None]:
+    """Return why an option of a method changes nothing in a run of another one."""
+
+    def reason(run: Any, processes: int) -> str | None:
+        method = run.training.method
+        return None if name in METHODS[method].options else f"{method} has no {SHOWN_AS.get(name, name)}"
+
+    return reason
+
+
+def _of_method(method: str, name: str, why: str) -> Any:
+    """Declare an option of a method as a setting of every run."""
+    one = METHODS[method].options[name]
+    check = lambda _, value: one.check(value)  # noqa: E731
+    return option(one.default, METHOD, one.metavar, one.help, check=check, idle=_idle(name), why=why)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainSettings:
+    """The settings of one run; their names are those of the command line and of config.json.
+
+    Values are checked and brought to their plain type when the object is made: a wrong type is a TypeError, a wrong
+    value a ValueError, one sentence that names the setting. What `option` declares is a flag of `jocor-fast train`.
+
+    Attributes:
+        forget_rate: τ, float in [0, 1): the share of a batch that is left out once the ramp is over.
+        method_options: further options of the method, by name; one that is not given has its default.
+        decay_start: None becomes `schedules.default_decay_start`.
+    """
+
+    # fmt: off
+    method: str = option("jocor", METHOD, "NAME", "how to learn", choices=METHODS)
+    forget_rate: float
+    co_lambda: float = _of_method(
+        "jocor", "co_lambda", why="mnist, cifar10, cifar100: what the authors named; --recipe published: 0.1"
+    )
+    method_options: Mapping[str, int | float] = field(default_factory=dict)
+    ramp_epochs: int = option(
+        10, METHOD, "N", "epochs in which the share left out rises from 0 to τ", check=_at_least(0), idle=_no_selection,
+        why="networks learn the clean labels first, so leave them a few hundred steps",
+    )
+    warmup_epochs: int = _of_method("coteaching-plus", "warmup_epochs", why="cifar10: 20; cifar100: 5")
+    epochs: int = option(
+        200, TRAINING, "N", "passes over the training data", check=_at_least(1),
+        why="--recipe published trains one fewer",
+    )
+    decay_start: int | None = option(
+        None, TRAINING, "N", "last epoch at the full learning rate, which then falls to 0 linearly",
+        check=_at_least(0), idle=_no_decay, why="0.4 of the epochs; cifar100 with --recipe published: 0.5",
+    )
+    batch_size: int = option(
+        128, TRAINING, "B", "samples in a step", check=_at_least(1),
+        why="digits: 32, since small data need small batches",
+    )
+    lr: float = option(1e-3, TRAINING, "LR", "learning rate", check=_above_zero)
+    lr_plan: str = option(
+        "linear", TRAINING, "NAME",
+        "how the learning rate falls, after --decay-start to 0 or as the paper has it for Clothing1M", choices=LR_PLANS,
+    )
+    optimizer: str = option("adam", TRAINING, "NAME", "one optimiser for both networks", choices=OPTIMIZERS)
+    weight_decay: float = option(0.0, TRAINING, "W", "L2 penalty on the weights", check=_finite)
+    augment: str = option(
+        "none", TRAINING, "NAME", "random crops and mirror images", choices=AUGMENTATIONS, why="as in the paper"
+    )
+    recipe: str = option(
+        "paper", METHOD, "NAME", "where paper and published code differ, follow which", choices=RECIPES
+    )
+    seed: int = option(0, TRAINING, "N", "initial weights, order of the batches, validation split", check=_seed)
+    device: str = option(
+        "auto", MACHINE, "DEV", "auto, cpu, cuda or cuda:N", check=_device, why="a GPU where there is one"
+    )
+    precision: str = option("float32", MACHINE, "TYPE", "what the networks compute in", choices=PRECISIONS)
+    no_graph: bool = option(
+        False, MACHINE, "", "on a GPU, launch every step from the host", check=arguments.check_switch,
+        why="steps on data in memory are replayed as CUDA graphs",
+    )
+    compile: bool = option(
+        False, MACHINE, "", "compile the networks by torch.compile", check=arguments.check_switch,
+        why="they run as they are, since compiling takes a minute",
+    )
+    selection_scope: str = option(
+        "process", TOGETHER, "SCOPE", "what is selected among, a process's own rows of a batch or those of all",
+        choices=SCOPES, idle=_alone, why="it needs no exchange",
+    )
+    batch_scope: str = option(
+        "process", TOGETHER, "SCOPE",
+        "whose size --batch-size is, each process's or all of theirs; the learning rate stays as given",
+        choices=SCOPES, idle=_alone,
+    )
+    # fmt: on
+
+    def __post_init__(self) -> None:
+        self._set("forget_rate", arguments.check_forget_rate(self.forget_rate))
+        if self.decay_start is None:
+            epochs = arguments.at_least("epochs", self.epochs, 1)
+            self._set("decay_start", default_decay_start(epochs, recipe=self.recipe))
+        for name, declared in options_of(type(self)).items():
+            value = getattr(self, name)
+            if declared.kind == "choice":
+                arguments.check_choice(name, value, declared.choices)
+            elif declared.check is not None:
+                self._set(name, declared.check(name, value))
+        trained_epochs(self.epochs, self.recipe)  # refuses one epoch of recipe "published"
+        self._set_method_options()
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> TrainSettings:
+        """Make the settings from values by name, options of methods among them; those of other methods are left out."""
+        own = {one.name: values[one.name] for one in fields(cls) if one.name in values}
+        further = {name: values[name] for name in further_options(values["method"]) if name in values}
+        return cls(**own, method_options=further)
+
+    def as_dict(self) -> dict[str, str | int | float]:
+        """Return {name: value} as config.json and the checkpoints hold it."""
+        values = asdict(self)
+        others: dict[str, int | float] = values.pop("method_options")
+        return values | others
+
+    def sources(self) -> dict[str, str]:
+        """Return {name: "default" or "flag"}: which settings are as they are without being asked for."""
+        defaults = {one.name: one.default for one in fields(self)}
+        defaults |= {name: one.default for name, one in further_options(self.method).items()}
+        defaults["decay_start"] = default_decay_start(self.epochs, recipe=self.recipe)
+        return {name: "default" if value == defaults[name] else "flag" for name, value in self.as_dict().items()}
+
+    def _set_method_options(self) -> None:
+        options = further_options(self.method)
+        for name in self.method_options:
+            if name not in options:
+                raise ArgumentTypeError(name, f"must be left out: method {self.method!r} has no such option")
+        given = {name: self.method_options.get(name, one.default) for name, one in options.items()}
+        self._set("method_options", {name: options[name].check(value) for name, value in given.items()})
+
+    def _set(self, name: str, value: object) -> None:
+        object.__setattr__(self, name, value)
+
+
+def further_options(method: str) -> dict[str, MethodOption]:
+    """Return the options of a method that are not settings of every run."""
+    options = METHODS[arguments.check_choice("method", method, METHODS)].options
+    settings = {one.name for one in fields(TrainSettings)}
+    return {name: one for name, one in options.items() if name not in settings}
+
+
+def method_options() -> dict[str, Option]:
+    """Return the options of methods that are not settings of every run."""
+    found: dict[str, Option] = {}
+    for method in METHODS:
+        for name, one in further_options(method).items():
+            kind: Kind = "whole" if isinstance(one.default, int) else "number"
+            text = f"{one.help} (method {method})"
+            declared = Option(METHOD, one.metavar, text, name=name, kind=kind, default=one.default, idle=_idle(name))
+            found.setdefault(name, declared)
+    return found

@@ -65,12 +65,14 @@ SHAPES = {
 
 def expected_forget_rate(config: Config) -> float | None:
     """Return τ as the run will have it; None for a method that trains on everything."""
-    if not METHODS[config["method"]].selects:
+    if not METHODS[config.training.method].selects:
         return None
-    if config["forget_rate"] is not None:
-        return float(config["forget_rate"])
-    counts = SHAPES[config["dataset"]].class_counts
-    matrix = transition_matrix(config["noise"], len(counts), config["noise_rate"], config["dataset"])
+    if config.forget_rate is not None:
+        return float(config.forget_rate)
+    counts = SHAPES[config.dataset].class_counts
+    assert config.noise is not None
+    assert config.noise_rate is not None
+    matrix = transition_matrix(config.noise, len(counts), config.noise_rate, config.dataset)
     return expected_rate(matrix, np.repeat(np.arange(len(counts)), counts))
 
 
@@ -84,9 +86,9 @@ class StepTimes:
 
     def of_epoch(self, config: Config) -> float | None:
         """Return the seconds of an epoch with its evaluation, None where they cannot be measured."""
-        shape = SHAPES[config["dataset"]]
-        model = config["model"] or shape.model
-        key = (config["dataset"], model, config["method"], config["batch_size"], config["device"])
+        shape = SHAPES[config.dataset]
+        model = config.model or shape.model
+        key = (config.dataset, model, config.training.method, config.training.batch_size, config.training.device)
         if key not in self._known and key not in self.failures:
             try:
                 self._known[key] = self._measured(config, shape, model)
@@ -95,8 +97,8 @@ class StepTimes:
         if key in self.failures:
             return None
         step, sample = self._known[key]
-        held_out = round(config["val_fraction"] * shape.train)
-        steps = steps_per_epoch(shape.train - held_out, config["batch_size"], config["recipe"])
+        held_out = round(config.val_fraction * shape.train)
+        steps = steps_per_epoch(shape.train - held_out, config.training.batch_size, config.training.recipe)
         return step * steps + sample * (shape.test + shape.val + held_out)
 
     def _measured(self, config: Config, shape: DataShape, model: str) -> tuple[float, float]:
@@ -116,7 +118,7 @@ class StepTimes:
 
 def _trained(config: Config, shape: DataShape, model: str, *, steps: int, epochs: int) -> tuple[float, float]:
     """Return what `_measured` does, of the last epoch of a run on random samples that writes no files."""
-    settings = replace(config.train_settings(), epochs=epochs, decay_start=epochs, recipe="paper")
+    settings = replace(config.training, epochs=epochs, decay_start=epochs, recipe="paper")
     classes, generator = len(shape.class_counts), torch.Generator().manual_seed(0)
     evaluated = min(EVALUATED_SAMPLES, steps * settings.batch_size)
     pixels = torch.randint(256, (steps * settings.batch_size, *shape.sample), dtype=torch.uint8, generator=generator)
@@ -190,7 +192,7 @@ def _whole_time(seconds: Sequence[float | None], at_a_time: int) -> str:
 
 
 def _row(cell: Cell, config: Config, done: str, epochs: int, epoch: float | None) -> tuple[str, ...]:
-    co_lambda = f"{config['co_lambda']:g}" if "co_lambda" in METHODS[cell.method].options else NOT_AVAILABLE
+    co_lambda = f"{config.training.co_lambda:g}" if "co_lambda" in METHODS[cell.method].options else NOT_AVAILABLE
     forget_rate = expected_forget_rate(config)
     rate = NOT_AVAILABLE if forget_rate is None else f"{forget_rate:.4g}"
     times = ("", "") if not epochs else (NOT_AVAILABLE, NOT_AVAILABLE)

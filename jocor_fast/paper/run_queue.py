@@ -21,7 +21,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from jocor_fast.config.options import OPTIONS
+from jocor_fast.config.options import AUTO, OPTIONS
 from jocor_fast.config.resolve import Config
 from jocor_fast.config.stored_run import FOLDER, PATHS, names_the_same
 from jocor_fast.errors import RunError
@@ -139,11 +139,11 @@ def check_earlier_run(folder: Path, config: Config) -> None:
 
     changed = [
         name
-        for name, value in config.values.items()
-        if name in earlier and value is not None and name != "device" and not same(name, value)
+        for name, value in ((name, config.value(name)) for name in OPTIONS if name != "device")
+        if name in earlier and value not in (None, AUTO) and not same(name, value)
     ]
     if changed:
-        differences = ", ".join(f"{name} {earlier[name]} (now {config[name]})" for name in changed)
+        differences = ", ".join(f"{name} {earlier[name]} (now {config.value(name)})" for name in changed)
         raise RunError(f"{folder} holds a run with {differences}; choose another --output, or the same settings")
 
 
