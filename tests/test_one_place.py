@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import jocor_fast as jf
+from children import python
 from jocor_fast.arguments import as_real
 from jocor_fast.cli import main
 from jocor_fast.engine.metrics import METRICS, Epoch, Metric
@@ -86,6 +88,37 @@ def test_a_method_is_one_class(toy_method: str, tmp_path: Path, capsys: pytest.C
     assert "--factor must be a number, got 'x'" in capsys.readouterr().err
     assert main([*RUN, "--method=toys", f"--output={tmp_path / 'other'}"]) == 2
     assert "jocor, toy, got 'toys'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("module", "before", "field"),
+    [
+        (
+            "engine/settings.py",
+            "    precision: str",
+            "toy: int = option(3, TRAINING, 'N', 'a toy', check=_at_least(0))",
+        ),
+        ("config/options.py", "    no_test: bool", "toy: int = option(3, VALIDATION, 'N', 'a toy')"),
+    ],
+)
+def test_an_option_is_one_field(module: str, before: str, field: str, tmp_path: Path) -> None:
+    package = Path(shutil.copytree(Path(jf.__file__).parent, tmp_path / "jocor_fast"))
+    source = (package / module).read_text()
+    assert source.count(before) == 1
+    (package / module).write_text(source.replace(before, f"    {field}\n{before}"))
+    (tmp_path / "run.toml").write_text("toy = 4\n")
+
+    def train(*options: str) -> Any:
+        return python("-m", "jocor_fast", *RUN, *options, cwd=tmp_path, PYTHONPATH=str(tmp_path))
+
+    assert "--toy N a toy (default: 3)" in " ".join(train("--help").stdout.split())
+    for flags, value, source in ((["--toy=5"], 5, "flag"), (["--config=run.toml"], 4, "config"), ([], 3, "default")):
+        done = train(*flags, f"--output={source}")
+        assert done.returncode == 0, done.stderr
+        config = json.loads((tmp_path / source / "config.json").read_text())
+        assert (config["settings"]["toy"], config["sources"]["toy"]) == (value, source)
+    assert train("--toy=5", "--resume", "--output=default").stderr.endswith("toy (then 3, now 5)\n")
+    assert "--toy must be a whole number, got 'x'" in train("--toy=x").stderr
 
 
 @pytest.fixture
