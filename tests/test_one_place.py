@@ -107,18 +107,22 @@ def test_an_option_is_one_field(module: str, before: str, field: str, tmp_path: 
     assert source.count(before) == 1
     (package / module).write_text(source.replace(before, f"    {field}\n{before}"))
     (tmp_path / "run.toml").write_text("toy = 4\n")
-
-    def train(*options: str) -> Any:
-        return python("-m", "jocor_fast", *RUN, *options, cwd=tmp_path, PYTHONPATH=str(tmp_path))
-
-    assert "--toy N a toy (default: 3)" in " ".join(train("--help").stdout.split())
-    for flags, value, source in ((["--toy=5"], 5, "flag"), (["--config=run.toml"], 4, "config"), ([], 3, "default")):
-        done = train(*flags, f"--output={source}")
-        assert done.returncode == 0, done.stderr
-        config = json.loads((tmp_path / source / "config.json").read_text())
-        assert (config["settings"]["toy"], config["sources"]["toy"]) == (value, source)
-    assert train("--toy=5", "--resume", "--output=default").stderr.endswith("toy (then 3, now 5)\n")
-    assert "--toy must be a whole number, got 'x'" in train("--toy=x").stderr
+    lines = (["--toy=5", "--output=flag"], ["--config=run.toml", "--output=config"], ["--output=default"])
+    refused = (["--toy=5", "--resume", "--output=default"], ["--toy=x"])
+    code = f"""
+from jocor_fast.cli import main
+assert [main([*{RUN}, *line]) for line in {lines}] == [0, 0, 0]
+assert [main([*{RUN}, *line]) for line in {refused}] == [1, 2]
+main(["train", "--help"])
+"""
+    done = python("-c", code, cwd=tmp_path, PYTHONPATH=str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    configs = {run: json.loads((tmp_path / run / "config.json").read_text()) for run in ("flag", "config", "default")}
+    found = {run: (config["settings"]["toy"], config["sources"]["toy"]) for run, config in configs.items()}
+    assert found == {"flag": (5, "flag"), "config": (4, "config"), "default": (3, "default")}
+    assert "--toy N a toy (default: 3)" in " ".join(done.stdout.split())
+    assert "toy (then 3, now 5)\n" in done.stderr
+    assert done.stderr.endswith("--toy must be a whole number, got 'x'\n")
 
 
 @pytest.fixture
