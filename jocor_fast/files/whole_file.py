@@ -71,23 +71,60 @@ def write_array(path: Path, array: np.ndarray) -> None:
     write_bytes(path, buffer.getvalue())
 
 
-def write_bytes(path: Path, data: bytes) -> None:
+def write_bytes(
+    path: Path, data: bytes, *, partial: Path | None = None, keep_as: Path | None = None, flush: bool = False
+) -> None:
     """Write a file atomically, replacing an existing one; an OSError names the file, not its temporary name.
 
-    The temporary name differs each time: if two processes write one file at once, the later one wins. Temporary files
-    of killed processes are removed.
+    Args:
+        path: the file.
+        data: its content.
+        partial: its temporary name. By default it differs each time: if two processes write one file at once, the later
+            one wins, and temporary files of killed processes are removed.
+        keep_as: another name for the file that is replaced.
+        flush: whether to wait until the file and its name are on the disk.
     """
-    _remove_orphans(path.parent)
-    partial = path.with_name(f".{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}{PARTIAL}")
+    if partial is None:
+        _remove_orphans(path.parent)
+        partial = path.with_name(f".{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}{PARTIAL}")
     try:
-        with open(partial, "xb") as file:
+        with open(partial, "wb") as file:
             file.write(data)
+            if flush:
+                file.flush()
+                os.fsync(file.fileno())
+        if keep_as is not None and path.is_file():
+            _keep(path, keep_as)
         os.replace(partial, path)
+        if flush:
+            _flush_names(path.parent)
     except OSError as error:
         raise OSError(error.errno, error.strerror, os.fspath(path)) from error
     finally:  # leave nothing behind on a full disk
         with contextlib.suppress(OSError):
             partial.unlink(missing_ok=True)
+
+
+def _keep(target: Path, kept: Path) -> None:
+    """Give a file a second name, in the place of what had it; its own it keeps, so that it is never missing."""
+    link = kept.with_name(f"{kept.name}{PARTIAL}")
+    try:
+        link.unlink(missing_ok=True)
+        os.link(target, link)
+        os.replace(link, kept)
+    except OSError:  # a file system without links
+        os.replace(target, kept)
+    finally:
+        link.unlink(missing_ok=True)  # still there if both names were those of one file already
+
+
+def _flush_names(folder: Path) -> None:
+    """Bring renamed names to the disk."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 @functools.cache

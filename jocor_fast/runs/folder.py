@@ -27,7 +27,7 @@ from jocor_fast.files.names import (
     PREVIOUS_CHECKPOINT,
     SUMMARY,
 )
-from jocor_fast.files.whole_file import PARTIAL, check_writable, finite_or_none, json_bytes
+from jocor_fast.files.whole_file import PARTIAL, check_writable, finite_or_none, json_bytes, write_bytes
 from jocor_fast.report.curves import draw_curves
 from jocor_fast.runs.folder_lock import FolderLock
 
@@ -129,20 +129,9 @@ class RunFolder:
         return None
 
     def _replace(self, name: str, data: bytes, keep_as: str | None = None) -> None:
-        target, partial = self.path / name, self.path / f"{name}{PARTIAL}"
+        kept = None if keep_as is None else self.path / keep_as
         with self._writing(name):
-            try:
-                with open(partial, "wb") as file:
-                    file.write(data)
-                    file.flush()
-                    os.fsync(file.fileno())
-                if keep_as is not None and target.is_file():
-                    _keep(target, self.path / keep_as)
-                os.replace(partial, target)
-                _flush_names(self.path)
-            finally:
-                with contextlib.suppress(OSError):
-                    partial.unlink(missing_ok=True)
+            write_bytes(self.path / name, data, partial=self.path / f"{name}{PARTIAL}", keep_as=kept, flush=True)
 
     @contextlib.contextmanager
     def _writing(self, name: str) -> Iterator[None]:
@@ -221,28 +210,6 @@ def read_weights(path: Path) -> tuple[dict[str, Any] | None, list[dict[str, Any]
     except _DamagedError as error:
         raise RunError(f"{path} is no whole checkpoint of a run ({error})", "CHECKPOINT") from error
     return content.get("input"), content.get("training", content)["networks"]
-
-
-def _keep(target: Path, kept: Path) -> None:
-    """Give a file a second name, in the place of what had it; its own it keeps, so that it is never missing."""
-    link = kept.with_name(f"{kept.name}{PARTIAL}")
-    try:
-        link.unlink(missing_ok=True)
-        os.link(target, link)
-        os.replace(link, kept)
-    except OSError:  # a file system without links
-        os.replace(target, kept)
-    finally:
-        link.unlink(missing_ok=True)  # still there if both names were those of one file already
-
-
-def _flush_names(folder: Path) -> None:
-    """Bring renamed names to the disk."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def plain(content: Mapping[str, Any]) -> dict[str, Any]:
