@@ -14,9 +14,8 @@ import time
 from pathlib import Path
 
 import pytest
-import torch
 
-from children import PATIENCE
+from children import PATIENCE, python
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "benchmarks"))
@@ -298,12 +297,10 @@ def test_parts_that_are_not_known_are_wrong_use() -> None:
         run.parts_named("biuld,train")
 
 
-def test_without_a_gpu_it_ends_in_one_sentence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert run.main(["--output", str(tmp_path / "results")]) == 2
-    assert capsys.readouterr() == ("", "The parts need a CUDA GPU, and torch sees none.\n")
+def test_without_a_gpu_it_ends_in_one_sentence(tmp_path: Path) -> None:
+    done = python(str(ROOT / "benchmarks/gpu/run.py"), "--output", str(tmp_path / "results"), CUDA_VISIBLE_DEVICES="")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "The parts need a CUDA GPU, and torch sees none.\n"
     assert not (tmp_path / "results").exists()
 
 
