@@ -328,8 +328,8 @@ def select_small_loss(losses: Tensor, num_keep: int | Tensor, *, eligible: Tenso
 def num_keep(batch_size: int, forget_rate: float, *, rounding: str = "ceil") -> int:
     """Return how many of batch_size rows a forget rate keeps: R·B of the paper's algorithm 1, as a whole number.
 
-    ceil((1 - τ) n - 1e-9 n), in float64, clamped to [1, n]; the slack undoes the binary rounding of τ, so that 0.3 of
-    10 rows keeps seven.
+    ceil((1 - τ) n - 1e-9 n), in float64, clamped to [1, n]; the slack undoes the binary rounding of τ: forgetting 0.3
+    of 10 rows keeps seven.
 
     >>> import jocor_fast as jf
     >>> jf.num_keep(128, 0.2), jf.num_keep(128, 0.2, rounding="floor"), jf.num_keep(10, 0.3)

@@ -253,7 +253,7 @@ def _exchanged(out: CoTeachingOutput) -> StepLoss:
 
 def _own_small_loss(logits: Tensor, labels: Tensor, num_keep: int | Tensor) -> StepLoss:
     """Mean CE of one network's small-loss rows: at λ = 0 the joint loss of a network with itself is twice its CE."""
-    # The second network is a constant, so that the gradient is that of one CE as it is; the values are halved, exactly.
+    # The second network is a constant: the gradient is that of one CE; the values are halved, exactly.
     out = jocor_loss(logits, logits.detach(), labels, co_lambda=0.0, num_keep=num_keep)
     out.loss.detach().mul_(0.5)  # the value alone, for less than no_grad takes
     return StepLoss(out.loss, (out.selected,), out.num_nonfinite, out.per_sample.mul_(0.5))

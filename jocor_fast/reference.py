@@ -242,7 +242,7 @@ class _JointLoss(torch.autograd.Function):
             label = _column_of_labels(target, valid)
             losses = losses - (1 - co_lambda) * (log_p.gather(1, label) + log_q.gather(1, label))[:, 0]
         if co_lambda != 0:
-            # KL(p‖q) + KL(q‖p) as one sum of terms >= 0, so that nothing cancels where the networks nearly agree
+            # KL(p‖q) + KL(q‖p) as one sum of terms >= 0: nothing cancels where the networks nearly agree
             absent = (p == 0) & (q == 0)
             losses = losses + co_lambda * torch.where(absent, 0, (p - q) * (log_p - log_q)).sum(1)
         losses = torch.where(valid, losses, 0)

@@ -25,7 +25,7 @@ def keep_rate(epoch: int, *, forget_rate: float, ramp_epochs: int = 10, recipe: 
     """Return R(t), the share of each batch that is kept in an epoch.
 
     Recipe "paper": 1 − min(t/T_k · τ, τ), full τ from epoch T_k. Recipe "published": the code's linspace(0, τ, T_k) is
-    read from its second entry on, so that epoch t forgets t·τ/(T_k − 1), full τ from epoch T_k − 1.
+    read from its second entry on: epoch t forgets t·τ/(T_k − 1), full τ from epoch T_k − 1.
 
     >>> import jocor_fast as jf
     >>> [jf.schedules.keep_rate(epoch, forget_rate=0.5) for epoch in (1, 5, 10, 200)]

@@ -97,7 +97,7 @@ def train(
         lr: Adam's learning rate.
         recipe: "paper" or "published" (the authors' code, where it differs).
         seed: batches, dropout, and the initial weights of networks that a function builds. The latter two draw from
-            torch's own generators, which are put back afterwards; they are the process's, so that runs in several
+            torch's own generators, which are put back afterwards; they are the process's, so runs in several
             threads at once disturb each other: give each a process.
         device: "auto", "cpu", "cuda" or "cuda:N".
         precision: "float32", "bfloat16" or "float16".

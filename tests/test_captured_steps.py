@@ -248,7 +248,7 @@ def test_what_cannot_be_recorded_is_launched_by_the_host_and_one_line_says_why(n
     with pytest.warns(UserWarning, match="no CUDA graph") as caught:
         results = training.epochs(1, 2)
     assert [str(warning.message) for warning in caught] == [
-        f"no CUDA graph, so that each step is launched by the host: {reason}"
+        f"no CUDA graph, each step is launched by the host: {reason}"
     ]
     assert_same_epochs(results, expected)
     assert training.cuda is not None

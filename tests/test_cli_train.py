@@ -119,7 +119,7 @@ def test_the_published_variant_on_cifar100_is_warned_of(capsys: pytest.CaptureFi
     noise = ("--noise", "asymmetric-published", "--noise-rate", "0.4", "--forget-rate", "0.2")
     assert train(*common, *noise, "--epochs", "10") == 0
     out, error = capsys.readouterr()
-    assert "--forget-rate 0.2 is under the share of wrong labels" in error
+    assert "--forget-rate 0.2 is less than the share of wrong labels" in error
     assert "falling after epoch 5 (recipe: where the published code starts on cifar100)" in out
     assert len(content("metrics.jsonl")) == 9
     assert content("config.json")["sources"]["decay_start"] == "recipe"
@@ -149,7 +149,7 @@ def test_a_forget_rate_under_the_share_of_wrong_labels_is_warned_of(
 ) -> None:
     common = ("--dataset", "npz:blobs.npz", "--noise-rate", "0.5", "--batch-size", "8")
     assert train(*common, "--forget-rate", "0.2") == 0
-    assert "jocor-fast: warning: --forget-rate 0.2 is under the share of wrong labels" in capsys.readouterr().err
+    assert "jocor-fast: warning: --forget-rate 0.2 is less than the share of wrong labels" in capsys.readouterr().err
     assert train(*common, "--forget-rate", "0.5", folder="other") == 0
     assert "--forget-rate" not in capsys.readouterr().err
 
@@ -235,7 +235,7 @@ def test_a_run_that_sigterm_stops_says_how_to_go_on_and_does(
     metrics = Path("run", "metrics.jsonl")
     with signalled(signal.SIGTERM, lambda: metrics.exists() and metrics.read_text().count("\n") >= 2):
         assert main(LONG) == 143
-    assert capsys.readouterr().err == "jocor-fast: error: stopped by SIGTERM; resume with --resume\n"
+    assert capsys.readouterr().err == "jocor-fast: error: stopped by SIGTERM; use --resume to continue\n"
     assert_it_was_interrupted_and_goes_on()
 
 
@@ -246,7 +246,7 @@ def test_a_run_that_ctrl_c_stops_says_how_to_go_on_and_does(named_blobs: np.ndar
         assert any(line.startswith("epoch  2/30") for line in process.stdout)
         process.send_signal(signal.SIGINT)
         _, error = process.communicate()
-    assert (process.returncode, error) == (130, "jocor-fast: error: interrupted; resume with --resume\n")
+    assert (process.returncode, error) == (130, "jocor-fast: error: interrupted; use --resume to continue\n")
     assert_it_was_interrupted_and_goes_on()
 
 
@@ -269,7 +269,7 @@ def test_a_reader_that_leaves_ends_the_run_in_a_sentence(named_blobs: np.ndarray
         process.stdout.close()
         error = process.stderr.read()
     assert process.returncode == 1
-    assert error.startswith("jocor-fast: error: nobody reads the output any more")
+    assert error.startswith("jocor-fast: error: output pipe closed, run stopped")
     assert error.count("\n") == 1
 
 

@@ -211,7 +211,7 @@ def test_ctrl_c_in_a_warm_up_says_that_there_is_nothing_to_resume(
 
     monkeypatch.setattr("jocor_fast.cli.train.estimate_noise", interrupted)
     command = ["train", "--noise-rate=0.3", "--forget-rate=auto", "--device=cpu", f"--output={tmp_path / 'run'}"]
-    for again, said in ((False, "there is nothing to resume yet, run it again"), (True, "resume with --resume")):
+    for again, said in ((False, "there is nothing to resume yet, run it again"), (True, "use --resume to continue")):
         if again:  # where a run was begun, it can be resumed whatever is under way now
             (tmp_path / "run").mkdir()
             (tmp_path / "run" / "checkpoint.pt").touch()

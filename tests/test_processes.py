@@ -236,7 +236,7 @@ def test_a_run_goes_on_bitwise_after_a_process_was_killed(together: list[Results
     )  # of the process that was left
     code, errors = run.end()
     assert code == 0, errors
-    said = "process 0 of 2 has lost another one, which has ended or cannot be reached; resume goes on from the last"
+    said = "process 0 of 2 has lost another one, which has ended or cannot be reached; resume continues from the last"
     assert f"{said} checkpoint in {tmp_path}" in errors
     expected = of_both(together, "whole run")[0]
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]

@@ -27,11 +27,11 @@ HOW_TO_GO_ON = "run it again"
 DESCRIPTION = """\
 Estimate the share of wrong labels (τ, for train --forget-rate) and the noise
 matrix. Where a part with true labels is held out (--val-fraction with
---val-labels clean) they are counted. Else two networks are trained briefly,
-each on half of the data, and predict the other half; a validation set with true
-labels that the data set brings tells how often they err. Without one, networks
-that cannot learn the classes find too many, of which a warning tells.
-train --forget-rate auto does the same before it trains."""
+--val-labels clean), its wrong labels are counted. Otherwise two networks are
+trained briefly, each on half of the data, and predict the other half; if the
+data set has a validation set with true labels, it shows how often they err.
+Without one, networks that cannot learn the classes find too many wrong labels;
+a warning says so. train --forget-rate auto does the same before it trains."""
 
 MATRIX = "transition.npy"
 TAKEN = (
@@ -44,9 +44,9 @@ TAKEN = (
 OWN = {
     "epochs": replace(
         OPTIONS["epochs"],
-        help="passes over each half of the data",
+        help="epochs on each half of the data",
         default=None,
-        why="5; more where they are few steps",
+        why="5; more where an epoch has few steps",
     ),
     "val_labels": replace(OPTIONS["val_labels"], help="which labels of the held-out part are known", why=""),
     "output": replace(OPTIONS["output"], help="folder for estimate and matrix", why="runs/noise-DATASET-…"),

@@ -18,12 +18,12 @@ from jocor_fast.errors import DataError
 from jocor_fast.machine import resolve_device, usable_cores
 from jocor_fast.report.screen import counted, say
 
-SUMMARY = "build, devices, loaders, data sets, versions: for bug reports"
+SUMMARY = "print build, devices, decoders, data sets and versions"
 USAGE = "[OPTIONS]"
 HOW_TO_GO_ON = "run it again"
 DESCRIPTION = """\
-Say what is installed and found: the build of the kernels, devices, loaders of
-images, data sets and where they lie, versions. Put it into a bug report."""
+Print what is installed: the build of the kernels, devices, image decoders, data
+sets and their folders, versions. Paste it into bug reports."""
 
 # Distributions: those that the package needs, then those that it can make use of.
 NEEDED = ("numpy", "matplotlib", "rich", "scikit-learn", "scipy", "shtab")

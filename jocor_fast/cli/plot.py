@@ -19,15 +19,14 @@ from jocor_fast.report.curves import draw_comparison
 from jocor_fast.report.noise_matrix import draw_noise_matrices, realised_matrix
 from jocor_fast.report.screen import counted, say, say_subjects
 
-SUMMARY = "runs side by side in one figure, and their noise matrix"
+SUMMARY = "draw runs in one figure, and their noise matrices"
 USAGE = "RUN [RUN ...] [OPTIONS]"
 HOW_TO_GO_ON = "run it again"
 DESCRIPTION = """\
-Draw test accuracy and label precision of runs against epochs: a column a data
-set and noise, a line a setting that differs, runs that differ in their seeds
-alone as one line with its standard deviation. Where the truth is known, draw
-what each class was labelled as a heat map. RUN is the folder of a run, or one
-that holds several."""
+Draw test accuracy and label precision of runs by epoch: a column for each data
+set and noise, a line for each setting, with the mean and standard deviation of
+runs that differ only in their seeds. Where the true labels are known, also draw
+the noise matrix. RUN is the folder of a run, or a folder of runs."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -22,14 +22,14 @@ from jocor_fast.files.whole_file import check_writable, write_text
 from jocor_fast.report.screen import phase, visible, warn
 from jocor_fast.report.tables import csv_text
 
-SUMMARY = "label images or arrays by the networks of a run"
+SUMMARY = "predict the classes of images or arrays"
 USAGE = "CHECKPOINT PATH [PATH ...] [OPTIONS]"
 HOW_TO_GO_ON = "run it again"
 DESCRIPTION = """\
 Predict with the networks of a checkpoint (checkpoint.pt, best.pt or the folder
-of a run). PATH is an image, a folder of images, FILE.npy or FILE.npz:KEY, each
-prepared as the training data were: for networks that were trained on arrays an
-image must have their size, and be gray if they were. Printed is CSV: path,
+of a run). PATH is an image, a folder of images, FILE.npy or FILE.npz:KEY, and
+is preprocessed as in training. Networks trained on arrays accept only images of
+the same size, and gray ones if the arrays were gray. The output is CSV: path,
 index (within an array), label, confidence."""
 
 NETWORKS = {"1": 0, "2": 1, "mean": None}
@@ -38,7 +38,7 @@ MOST_NAMED = 20  # files that are left out, by a line each
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("paths", metavar="PATH", nargs="*", help="CHECKPOINT, then what to label")
+    parser.add_argument("paths", metavar="PATH", nargs="*", help="CHECKPOINT, then images, folders or arrays")
     parser.add_argument(
         "--network",
         metavar="N",

@@ -1,4 +1,4 @@
-"""`jocor-fast prepare`: resize a data set of image files once, so that training on it is not held up by decoding."""
+"""`jocor-fast prepare`: resize a data set of image files once, for faster decoding in training."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from jocor_fast.errors import ConfigError, called
 from jocor_fast.files.names import BAD_FILES
 from jocor_fast.report.screen import listed, phase, say
 
-SUMMARY = "resize a data set of image files once, to train on it faster"
+SUMMARY = "resize a data set of image files once, for faster epochs"
 USAGE = "--dataset NAME --output DIR [OPTIONS]"
-HOW_TO_GO_ON = "the same command goes on where this one stopped"
+HOW_TO_GO_ON = "run the same command again to continue"
 DESCRIPTION = """\
-Write a data set of image files anew, every image resized to what training
-needs: the same names and lists in another folder, which `train` reads like the
-original, several times as fast. Files that are there already are left, so the
-same command goes on where an earlier one stopped.
+Write a copy of a data set of image files with every image resized to what
+training needs. The names and lists stay the same, `train` reads the copy like
+the original, and loads it several times faster. Existing files are kept: run
+the same command again to continue after a stop.
     jocor-fast prepare --dataset clothing1m --output small/clothing1m
     jocor-fast train --dataset clothing1m --data-root small"""
 
@@ -40,11 +40,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--size",
         metavar="S",
-        help="HxW to squash to, or a number, the length of the short side (default: 256x256 for clothing1m, as in the "
-        "paper, else 256)",
+        help="HxW, or the length of the short side (default: 256x256 for clothing1m, as in the paper, else 256)",
     )
     parser.add_argument(
-        "--quality", metavar="Q", help=f"of the JPEGs, 1 to {MOST_QUALITY} (default: {Preparation.quality})"
+        "--quality", metavar="Q", help=f"quality of the JPEGs, 1 to {MOST_QUALITY} (default: {Preparation.quality})"
     )
 
 

@@ -50,19 +50,20 @@ HELP_WIDTH = 100
 SHELLS = ("bash", "zsh", "tcsh")
 _COMMAND_LINES = "\n".join(f"  {name:<14} {module.SUMMARY}" for name, module in COMMANDS.items())
 DESCRIPTION = f"""\
-Train on data with wrong labels: two networks learn together (JoCoR), keep in
-every batch the samples whose labels they agree with, and leave the rest out.
+Train on data with wrong labels, and find out which ones are wrong. Two networks
+learn together (JoCoR); each batch keeps the samples with the smallest joint
+loss and drops the rest.
 
 commands (each has its own --help)
 {_COMMAND_LINES}
 
 first steps
   {PROGRAM} reproduce digits
-             half of the labels wrong: JoCoR beside plain training, in minutes
+             JoCoR against plain training with half of the labels wrong, in minutes
   {PROGRAM} train --noise-rate 0.5
              one such run
   {PROGRAM} train --dataset npz:FILE --labels labels.csv --forget-rate 0.3
-             your own data and labels, of which some 30 % are wrong"""
+             your own data and labels, about 30 % of them wrong"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -99,7 +100,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _fail(f"interrupted; {str(interrupt) or command.HOW_TO_GO_ON}", INTERRUPTED)
     except BrokenPipeError:
         _drop_output()
-        return _fail(f"nobody reads the output any more, so the run was left; {command.HOW_TO_GO_ON}", FAILED)
+        return _fail(f"output pipe closed, run stopped; {command.HOW_TO_GO_ON}", FAILED)
     except OSError as error:
         try:
             sys.stdout.flush()
@@ -290,7 +291,7 @@ def _write_any_character() -> None:
 
 
 def _drop_output() -> None:
-    """Let what nobody can read go nowhere: Python would complain of it once more when it flushes at exit."""
+    """Discard further output: Python would report the closed pipe again when it flushes at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

@@ -36,9 +36,9 @@ from jocor_fast.paper.run_queue import QueuedRun, check_earlier_run, make_runs
 from jocor_fast.report.screen import counted, listed, say, say_subjects
 from jocor_fast.schedules import trained_epochs
 
-SUMMARY = "several methods and seeds side by side: a table and a figure"
+SUMMARY = "run the paper's experiments: a table and a figure"
 USAGE = "NAME [OPTIONS]"
-HOW_TO_GO_ON = "the same command continues where this one stopped"
+HOW_TO_GO_ON = "run the same command again to continue"
 REPORTS = ("best", "last")
 MOST_SEEDS = 1000  # two hundred times the paper's; every run is listed before the first one starts
 
@@ -53,10 +53,10 @@ def _experiment_line(experiment: Experiment) -> str:
 
 _EXPERIMENT_LINES = "\n".join(map(_experiment_line, EXPERIMENTS.values()))
 DESCRIPTION = f"""\
-Run an experiment: methods side by side, each with several seeds, then a table
-and a figure, with the paper's figures where it has them. Runs that are finished
-already are not repeated: the same command continues where an earlier one
-stopped. --dry-run prints what there is to do and how long it takes.
+Run an experiment: several methods, each with several seeds, then a table and a
+figure next to the paper's numbers. Finished runs are not repeated: run the same
+command again to continue after a stop. --dry-run prints the plan and an
+estimate of the time.
 
 experiments
 {_EXPERIMENT_LINES}"""
@@ -65,24 +65,24 @@ experiments
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what `reproduce` takes; the values are checked in `run`."""
     parser.add_argument("experiment", metavar="NAME", nargs="?", help=f"the experiment: {', '.join(EXPERIMENTS)}")
-    cells = parser.add_argument_group("which runs (default: those of the experiment)")
+    cells = parser.add_argument_group("runs (default: all of the experiment)")
     cells.add_argument("--methods", metavar="A,B", help="only these methods")
-    cells.add_argument("--noise", metavar="A,B", help="only under this noise, as symmetric-0.5,asymmetric-0.4")
-    cells.add_argument("--seeds", metavar="N", help="runs a method, with seeds and noise draws 1 … N")
+    cells.add_argument("--noise", metavar="A,B", help="only with this noise, such as symmetric-0.5,asymmetric-0.4")
+    cells.add_argument("--seeds", metavar="N", help="runs for each method, with seeds and noise seeds 1 … N")
     cells.add_argument("--dataset", metavar="NAME", help="ablation: mnist or cifar10 (default: mnist)")
-    training = parser.add_argument_group("how they train (default: as the experiment and `train` say)")
-    training.add_argument("--epochs", metavar="N", help="epochs a run")
+    training = parser.add_argument_group("training (default: the experiment's settings, then those of `train`)")
+    training.add_argument("--epochs", metavar="N", help="epochs of each run")
     training.add_argument(
-        "--recipe", metavar="NAME", help="paper or published; published: one noise draw for all seeds"
+        "--recipe", metavar="NAME", help="paper or published; published draws the noise once for all seeds"
     )
     training.add_argument("--val-fraction", metavar="F", help="share of the training data to hold out for validation")
     training.add_argument("--val-labels", metavar="KIND", help="which labels to validate on, as `train` takes it")
-    machine = parser.add_argument_group("where")
+    machine = parser.add_argument_group("machine")
     declare_alone(machine, "device")
     machine.add_argument(
         "--jobs",
         metavar="N",
-        help="runs at a time (default: as many as cores and memory have room for; on a GPU 4 of perceptrons, else 1)",
+        help="concurrent runs (default: as many as cores and memory allow; on a GPU 4 for perceptrons, else 1)",
     )
     declare_alone(machine, "data_root")
     machine.add_argument(
@@ -91,8 +91,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     results = parser.add_argument_group("results")
     results.add_argument(
         "--report", metavar="WHICH", default="last",
-        help="a run's figure: last (the mean over its last epochs; default), or best (its epoch of the best validation "
-        "accuracy, which needs --val-fraction)",
+        help="accuracy of a run: last (mean over its last ten epochs; default), or best (at its best epoch by "
+        "validation accuracy; needs --val-fraction)",
     )  # fmt: skip
     results.add_argument(
         "--dry-run",

@@ -26,18 +26,18 @@ from jocor_fast.report.screen import say, say_subjects
 from jocor_fast.report.tables import csv_text, percent
 from jocor_fast.schedules import trained_epochs
 
-SUMMARY = "find λ by validation accuracy, over the paper's grid"
+SUMMARY = "search λ by validation accuracy"
 USAGE = "[OPTIONS]"
-HOW_TO_GO_ON = "the same command continues where this one stopped"
+HOW_TO_GO_ON = "run the same command again to continue"
 DESCRIPTION = """\
-Find λ, the weight of the agreement between the networks: a JoCoR run for every
-value of the grid, all with one seed, compared at a few epochs; each time the
-better half is trained further. They are compared on a part of the training data
-that is held out: on the noisy labels that are presumably right (--val-labels
-small-loss), or on the clean ones where there are some. No run gets test data.
-The same command continues where an earlier one stopped.
+Search λ, the weight of the agreement between the networks, by successive
+halving: train a JoCoR run for every value of the grid, compare them after a few
+epochs, and train the better half further. Runs are compared on held-out training
+data: on the noisy labels that are probably right (--val-labels small-loss), or
+on the clean ones where they are known. No run sees test data. Run the same
+command again to continue after a stop.
 
-Other options are those of `train`, for every run."""
+The other options are those of `train`, for every run."""
 
 VAL_FRACTION, VAL_LABELS = "0.1", "small-loss"
 SET_HERE = ("method", "co_lambda", "no_test", "resume", "stop_after", "tensorboard")
@@ -52,8 +52,8 @@ OWN = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what `search-lambda` takes; the values are checked in `run`."""
     search = parser.add_argument_group("the search")
-    search.add_argument("--grid", metavar="A,B", help="the λ to try (default: 0.05, 0.1 … 0.95)")
-    search.add_argument("--jobs", metavar="N", help="runs at a time (default: one a CPU core; on a GPU 1)")
+    search.add_argument("--grid", metavar="A,B", help="values of λ to try (default: 0.05, 0.1 … 0.95)")
+    search.add_argument("--jobs", metavar="N", help="concurrent runs (default: one for each CPU core; on a GPU 1)")
     declare(parser, (OWN.get(name, option) for name, option in OPTIONS.items() if name not in SET_HERE))
 
 

@@ -39,15 +39,15 @@ from jocor_fast.schedules import trained_epochs
 
 SUMMARY = "train on a data set, with noise added or labels from a file"
 USAGE = "[OPTIONS]"
-HOW_TO_GO_ON = "resume with --resume"
+HOW_TO_GO_ON = "use --resume to continue"
 DESCRIPTION = """\
-Train on a data set whose training labels are wrong in part: noise is added to
-known labels, or the labels come from a file. Options may also stand in a TOML
-file (--config), their dashes as underscores:
+Train on a data set whose training labels are partly wrong: noise is added to
+known labels, or the labels come from a file. Options can also stand in a TOML
+file (--config), with underscores for dashes:
     dataset = "mnist"
     noise = "symmetric"
     noise_rate = 0.5
-Several processes train together under torchrun, which starts them:
+torchrun starts several processes that train together:
     torchrun --nproc-per-node 2 -m jocor_fast train ..."""
 
 # The others are kept in config.json and compared on --resume. Not part of what a run is: where files lie, which there
@@ -100,7 +100,7 @@ def _run(config: Config, processes: Processes, console: Console) -> int:
     with progress, _tensorboard(config, processes) as board:
         result = _fit(config, settings, task, processes, progress, board, _recorded(config, task, folder, estimate))
     if result.summary["status"] == "interrupted":
-        say(console, f"left off after epoch {len(result.metrics)}, --resume goes on")
+        say(console, f"stopped after epoch {len(result.metrics)}; use --resume to continue")
     elif not progress.epochs_shown:
         say(console, "this run is finished already, nothing was changed")
     if result.metrics:
@@ -147,7 +147,7 @@ def _tensorboard(config: Config, processes: Processes) -> contextlib.AbstractCon
 
 
 def _estimated_forget_rate(config: Config, task: Task, processes: Processes, console: Console) -> dict[str, Any] | None:
-    """Decide --forget-rate auto: by the estimate in the folder of a run that goes on, else by one made now."""
+    """Decide --forget-rate auto: by the estimate in the folder of a resumed run, else by a new one."""
     if config.forget_rate != AUTO:
         return None
 
@@ -220,7 +220,7 @@ class _Shown(Observer):
 def _keep_names(config: Config, processes: Processes) -> str | None:
     """The folder that relative paths in the settings are from, None where there are none.
 
-    A run that goes on in another folder keeps the names by which it was given its files, if these are the same.
+    A run resumed from another folder keeps the names of its files, if these are the same.
     """
     stored = processes.from_first(lambda: read_json(Path(config.output) / CONFIG) if config.resume else None)
     if stored is not None:
@@ -235,7 +235,7 @@ def _keep_names(config: Config, processes: Processes) -> str | None:
 
 
 def _recorded(config: Config, task: Task, folder: str | None, estimate: dict[str, Any] | None) -> dict[str, Any]:
-    """What goes into config.json beside the engine's settings; the sources cover both."""
+    """Return what config.json holds besides the engine's settings; the sources cover both."""
     settings = {name: config.value(name) for name in RUN_FIELDS if name not in NOT_RECORDED}
     of_method = METHODS[config.training.method].options
     recorded: dict[str, Any] = {

@@ -24,7 +24,7 @@ RATES_SHOWN = 4
 def print_heading(
     config: Config, task: Task, device: torch.device, processes: Processes, batch: int, console: Console
 ) -> None:
-    """What is about to be done, a line a subject; values that nobody asked for with their source and reason."""
+    """What is about to be done, a line a subject; defaults with their source and reason."""
     training, method = config.training, METHODS[config.training.method]
     epochs = trained_epochs(training.epochs, training.recipe)
     steps = steps_per_epoch(len(task.train.labels), batch, training.recipe)

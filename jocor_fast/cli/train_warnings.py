@@ -39,7 +39,7 @@ def _forget_rate_warning(config: Config, task: Task) -> str | None:
     if forget_rate >= min(realised, expected) - RATE_TOLERANCE:
         return None
     return (
-        f"{config.label('forget_rate')} {forget_rate:g} is under the share of wrong labels, {realised:.3g}, so that "
+        f"{config.label('forget_rate')} {forget_rate:g} is less than the share of wrong labels, {realised:.3g}: "
         "wrong labels are trained on even if all are found"
     )
 

@@ -21,7 +21,7 @@ from jocor_fast.option import Option, option, options_of
 AUTO = "auto"
 VAL_LABELS = ("clean", "noisy", "small-loss")
 DATA, NOISE, VALIDATION, IMAGES, RUN = (
-    "what to learn from", "label noise to add", "validation", "image files", "the run"
+    "data", "label noise to add", "validation", "image files", "the run"
 )  # fmt: skip
 # In the order of the help.
 GROUPS = (DATA, NOISE, METHOD, TRAINING, VALIDATION, IMAGES, MACHINE, TOGETHER, RUN)
@@ -48,12 +48,12 @@ def _no_forgetting(run: Any, processes: int) -> str | None:
 
 
 def _nothing_held_out(run: Any, processes: int) -> str | None:
-    return "--val-fraction is 0, so that nothing is held out" if run.val_fraction == 0 else None
+    return "--val-fraction is 0: nothing is held out" if run.val_fraction == 0 else None
 
 
 @dataclass(kw_only=True)
 class RunOptions:
-    """What a run is told besides its training settings.
+    """The options of a run besides its training settings.
 
     None is what does not apply, or is decided later: the model and the forget rate from the data.
     """
@@ -78,29 +78,29 @@ class RunOptions:
     )
     labels_are_clean: bool = option(
         False, DATA, "",
-        "the data set's own labels are the true ones, as those of the named benchmarks are; else the true labels are "
-        "unknown where no noise is added",
+        "treat the data set's own labels as true; without it the true labels of your own data are unknown (those of "
+        "the named benchmarks are true)",
         idle=_clean_anyway,
     )
     noise: str | None = option(
         None, NOISE, "KIND", "kind of noise", choices=NOISE_KINDS, why="symmetric with --noise-rate, else clean"
     )
     noise_rate: float | None = option(
-        None, NOISE, "R", "share of labels to flip, in [0, 1); asymmetric noise flips those of some classes only"
+        None, NOISE, "R", "share of labels to flip, in [0, 1); asymmetric noise flips labels of some classes only"
     )
     noise_seed: int | None = option(
-        0, NOISE, "N", "which draw of the noise to take", idle=_nothing_drawn,
-        why="apart from --seed, so that runs can differ in all but their labels",
+        0, NOISE, "N", "random seed of the noise", idle=_nothing_drawn,
+        why="independent of --seed: runs can differ in all but their labels",
     )
     noise_matrix: str | None = option(
         None, NOISE, "FILE",
-        "a transition matrix of your own: FILE.npy [C, C], row i holding the probabilities of what class i is labelled",
+        "your own transition matrix: FILE.npy [C, C]; row i holds the probabilities of each label for class i",
     )
     forget_rate: float | str | None = option(
         None, METHOD, "T",
-        "τ in [0, 1): share of each batch that is left out as mislabelled; auto: what estimate-noise finds, first",
+        "τ in [0, 1): share of each batch to drop as mislabelled; auto: run estimate-noise first and use its result",
         choices=(AUTO,), idle=_no_forgetting,
-        why="the share of wrong labels to expect from the noise; required if the true labels are unknown",
+        why="the expected share of wrong labels; required if the true labels are unknown",
     )
     model: str | None = option(
         None, TRAINING, "NAME", "mlp, cnn (both from the paper), or a torchvision classifier such as resnet18",
@@ -108,7 +108,7 @@ class RunOptions:
     )
     pretrained: str | None = option(
         None, TRAINING, "WEIGHTS",
-        "weights to start from, all but the last layer: FILE.pt, or default for those that torchvision downloads",
+        "initial weights of all but the last layer: FILE.pt, or default for those that torchvision downloads",
         why="drawn at random",
     )
     val_fraction: float = option(
@@ -116,26 +116,26 @@ class RunOptions:
     )
     val_labels: str = option(
         "noisy", VALIDATION, "KIND",
-        "which labels of the held-out part to validate on; small-loss: the noisy ones of the share 1 − τ with the "
-        "smallest loss, which are presumably right",
+        "which labels of the held-out part to validate on; small-loss: the noisy labels of the 1 − τ of the samples "
+        "with the smallest loss, which are probably right",
         choices=VAL_LABELS, idle=_nothing_held_out, why="others are rarely known in practice",
     )
-    no_test: bool = option(False, VALIDATION, "", "leave the test set alone: nothing is measured on it")
+    no_test: bool = option(False, VALIDATION, "", "do not evaluate on the test set")
     image_size: int | None = option(
         CROP, IMAGES, "N",
-        "side of the square that a network sees: images are resized to 8/7 of it and cropped; the time of a step "
+        "height and width of the network's input: images are resized to 8/7 of it and cropped; the time per step "
         "grows with its square",
-        why="as in the paper; without a GPU rather 32 or 64",
+        why="as in the paper; on a CPU prefer 32 or 64",
     )
     normalisation: str | None = option(
-        "imagenet", IMAGES, "NAME", "mean and standard deviation that pixels are normalised by", choices=NORMALISATIONS,
+        "imagenet", IMAGES, "NAME", "mean and standard deviation that normalise the pixels", choices=NORMALISATIONS,
         why="what torchvision's networks expect; the paper names none",
     )
     loader: str | None = option(
-        "auto", IMAGES, "NAME", "what decodes and resizes the files", choices=("auto", *LOADERS),
+        "auto", IMAGES, "NAME", "decoder of the files", choices=("auto", *LOADERS),
         aliases={"torchvision": "pillow"}, why="DALI on a GPU; on a CPU the faster of the two",
     )
-    strict: bool = option(False, IMAGES, "", "end the run at the first file that cannot be read, not go on without it")
+    strict: bool = option(False, IMAGES, "", "stop at the first unreadable file instead of replacing it")
     output: str = option(None, RUN, "DIR", "folder for the run's files", why="runs/DATASET-METHOD-NOISE-seedN")
     resume: bool = option(
         False, RUN, "", "continue from the last checkpoint in the output folder, or start if there is none"
@@ -144,11 +144,11 @@ class RunOptions:
         None, RUN, "N", "stop after epoch N; --resume continues the run", why="the last epoch"
     )
     checkpoint_every: int | None = option(
-        None, RUN, "N", "write a checkpoint every N steps too, for long epochs", why="one after each epoch"
+        None, RUN, "N", "also write a checkpoint every N steps, for long epochs", why="one after each epoch"
     )
     tensorboard: bool = option(
         False, RUN, "",
-        "write every epoch for TensorBoard too, in the folder tensorboard of the run (needs the package of that name)",
+        "also write TensorBoard events, into the folder tensorboard of the run (needs the package tensorboard)",
     )
     # fmt: on
 

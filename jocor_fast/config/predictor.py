@@ -92,8 +92,8 @@ class Predictor:
     def image(self, path: Path) -> Tensor:
         """An image file as an input, float32: decoded, turned by its EXIF orientation, prepared as in training.
 
-        For networks that were trained on files it is resized and cropped. How images became the arrays that others were
-        trained on, nobody knows: for these it must have their size, and no colours if they know none.
+        For networks that were trained on files it is resized and cropped. How the arrays of other data sets were
+        made from images is unknown: for networks trained on those it must have their size, and be gray if they were.
 
         Raises:
             BadImage: it cannot be decoded, or is of another size or in colour.

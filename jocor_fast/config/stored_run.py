@@ -32,7 +32,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 def task_of_run(
     config: Mapping[str, Any], data_root: str | None, announce: Callable[[str], None] | None = None
 ) -> Task | None:
-    """What a run was trained on; None for a run of `jf.train` on somebody's arrays.
+    """Return what a run was trained on; None for a run of `jf.train` on arrays.
 
     What it was trained with is not asked for: neither a GPU nor DALI nor the weights that it began with need be there.
     Paths that the run was given are looked for where it was started, then from here.

@@ -35,7 +35,7 @@ from jocor_fast.noise.matrices import read_transition, transition_matrix
 
 @dataclass(frozen=True)
 class Task:
-    """Everything that the engine needs beside the settings, and what is known about the noise.
+    """The data and networks of a run, and what is known about the noise.
 
     Attributes:
         nominal_noise_rate: the rate that was asked for; None where the labels or the matrix come from a file.
@@ -109,7 +109,7 @@ def build_task(config: Config, announce: Callable[[str], None] | None = None) ->
 
 
 def _goes_on(config: Config) -> bool:
-    """Whether the run has weights in a checkpoint, so that those that it began with may be gone."""
+    """Return whether a checkpoint has the run's weights; the file of its initial weights may then be gone."""
     output = Path(config.output)
     return config.resume and any((output / name).exists() for name in (CHECKPOINT, PREVIOUS_CHECKPOINT))
 

@@ -21,7 +21,7 @@ _KEYS_NAMED = 20  # in a message; a network's state_dict() has hundreds
 
 
 def user_path(name: str | os.PathLike[str]) -> Path:
-    """A path as people write it: ~ is their home; ~nobody, of an unknown user, is a name like any other."""
+    """Return a path with ~ expanded to the user's home; the ~name of an unknown user stays as it is."""
     return Path(os.path.expanduser(name))
 
 

@@ -97,7 +97,7 @@ def class_numbers(
 def number_classes(*label_sets: Any) -> tuple[list[np.ndarray], tuple[str, ...] | None]:
     """Number the classes of a problem whose labels are all that is known of it.
 
-    All sets together (training, validation, test) define the classes, so that one may be absent from some of them.
+    All sets together (training, validation, test) define the classes; a class may be absent from some of them.
     Where the labels are 0 … C−1, each of which occurs, they stay as they are; strings and numbers with gaps, such as
     0, 2, 5, become 0 … C−1 in sorted order.
 

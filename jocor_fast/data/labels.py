@@ -75,7 +75,7 @@ def read_labels(
     noisy, clean = (None, None) if spec is None else _read_columns("labels", spec, count, errors)
     if clean_spec is not None:
         if clean is not None:
-            raise DataError(f"{spec} has a clean column already, so that clean labels from {clean_spec} are too many")
+            raise DataError(f"{spec} has a clean column already: clean labels from {clean_spec} are too many")
         label_column, clean_column = _read_columns("clean_labels", clean_spec, count, errors)
         clean = clean_column or label_column
     clean_numbers = None

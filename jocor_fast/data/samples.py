@@ -55,7 +55,7 @@ class Samples:
         clean_labels: int64 [N], the truth about labels to train on, None where it is unknown.
         input_scale: factor for uint8 inputs.
         keep_rate: the share in (0, 1] of the samples, those that the networks give the smallest loss, over which
-            accuracy is taken; less than 1 where the labels are noisy, so that it is taken over those that are
+            accuracy is taken; less than 1 where the labels are noisy, to take it over those that are
             presumably right (paper, section 4.1).
 
     Raises (when made):

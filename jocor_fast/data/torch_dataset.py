@@ -1,6 +1,6 @@
 """A torch Dataset as a run's source of inputs: worker processes read its samples in the trainer's order.
 
-What the transforms of a sample draw at random follows from the run's seed, the epoch and the batch alone, so that it is
+What the transforms of a sample draw at random follows from the run's seed, the epoch and the batch alone: it is
 the same with any number of workers, and in a run that was killed and resumed.
 """
 
@@ -172,7 +172,7 @@ def _as_it_is(read: Any) -> Any:
 def _leave_signals_to_the_run(worker: int) -> None:
     """Let a worker outlive what is sent to the whole process group: the run answers it, then ends its workers.
 
-    It does that by SIGTERM where they do not end by themselves, so that the second one counts.
+    It does that by SIGTERM where they do not end by themselves; the second signal ends them.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda number, frame: signal.signal(signal.SIGTERM, signal.SIG_DFL))

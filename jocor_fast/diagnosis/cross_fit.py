@@ -21,7 +21,7 @@ from jocor_fast.errors import RunError
 from jocor_fast.machine import resolve_device, seeded_generators
 
 LEAST_EPOCHS, LEAST_STEPS = 5, 1000  # of each network; on MNIST the estimates no longer change after them
-MOST_EPOCHS = 50  # few samples do not get better by being seen ever again
+MOST_EPOCHS = 50  # few samples gain nothing from more passes
 
 
 @dataclass(frozen=True, eq=False)

@@ -109,7 +109,7 @@ def estimate_noise(
 
 
 def counted(noisy: np.ndarray, true: np.ndarray, num_classes: int) -> NoiseEstimate:
-    """The estimate of samples whose true labels are known beside the noisy ones, int64 [n] each."""
+    """Return the estimate from samples with noisy and true labels, int64 [n] each."""
     wrong = noisy != true
     rate = float(wrong.mean())
     return NoiseEstimate(

@@ -49,7 +49,7 @@ class CapturedSteps:
         *,
         cuda: Any = None,
     ) -> None:
-        """Labels are int64 [N], beside the inputs; `cuda` is what stands in for `torch.cuda`, in tests."""
+        """Labels are int64 [N], on the inputs' device; `cuda` is what stands in for `torch.cuda`, in tests."""
         self.step = step
         self.source = source
         self.labels = labels
@@ -174,7 +174,7 @@ class CapturedSteps:
         if isinstance(self.step.group, SeparateNetworks):
             self.step.group.side = None
         self._cuda.synchronize()
-        warnings.warn(f"no CUDA graph, so that each step is launched by the host: {reason}", stacklevel=2)
+        warnings.warn(f"no CUDA graph, each step is launched by the host: {reason}", stacklevel=2)
 
     def _wait_for_earlier_launches(self) -> None:
         event = self._cuda.Event(blocking=True)  # sleeping: several runs may share few cores

@@ -66,7 +66,7 @@ class SampleStatistics:
 class SampleHistory:
     """One table on the device, a row a sample, that a step adds its batch to.
 
-    All of it is float32 (counts and classes are exact in it up to 2²⁴), so that a step reads and writes its rows with
+    All of it is float32 (counts and classes are exact in it up to 2²⁴), so a step reads and writes its rows with
     one operation each. Nothing in `record` waits for the device, and the table stays in its place.
     """
 

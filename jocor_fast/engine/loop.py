@@ -95,7 +95,7 @@ def _next(batches: Iterator[Batch], state: TrainingState, log: EpochLog) -> Batc
 
 def _seconds_since(started: float, device: torch.device) -> float:
     if device.type == "cuda":
-        torch.cuda.synchronize(device)  # once an epoch, so that the time is the device's
+        torch.cuda.synchronize(device)  # once an epoch, to time the device's work
     return perf_counter() - started
 
 

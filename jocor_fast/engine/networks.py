@@ -34,7 +34,7 @@ class NetworkGroup(Protocol):
 
 
 class SideStream:
-    """A second CUDA stream. What `beside` encloses runs at the same time as what the current one is given."""
+    """A second CUDA stream. What `concurrently` encloses runs at the same time as what the current one is given."""
 
     def __init__(self, cuda: Any, device: torch.device) -> None:
         """`cuda` is `torch.cuda`, or what stands in for it."""
@@ -46,7 +46,7 @@ class SideStream:
         """Let what is enclosed start after all that the current stream has been given so far."""
         self._stream.wait_stream(self._cuda.current_stream(self._device))
 
-    def beside(self) -> contextlib.AbstractContextManager[None]:
+    def concurrently(self) -> contextlib.AbstractContextManager[None]:
         context: contextlib.AbstractContextManager[None] = self._cuda.stream(self._stream)
         return context
 
@@ -59,8 +59,9 @@ class SeparateNetworks:
     """Any networks: each runs by itself, autograd does the rest.
 
     Attributes:
-        side: where the second network runs beside the first; None: after it. Autograd takes each network's backward
-            pass to the stream of its forward pass, and joins them. The random numbers of both are drawn in their order.
+        side: where the second network runs, at the same time as the first; None: after it. Autograd takes each
+            network's backward pass to the stream of its forward pass, and joins them. The random numbers of both are
+            drawn in their order.
         apart: whether they share nothing; else both would change the statistics of the same BatchNorm at a time.
     """
 
@@ -89,7 +90,7 @@ class SeparateNetworks:
             return tuple(call(inputs) for call in self._calls)
         self.side.fork()
         first = self._calls[0](inputs)
-        with self.side.beside():
+        with self.side.concurrently():
             second = self._calls[1](inputs)
         self.side.join()
         return first, second
@@ -112,7 +113,7 @@ class SeparateNetworks:
 class DistributedNetworks(SeparateNetworks):
     """The same in each of several processes: torch's DistributedDataParallel averages the gradients.
 
-    Both networks are one module to it, so that its buckets travel while either is still on its way back. It copies
+    Both networks are one module to it: its buckets travel while either network's backward pass is running. It copies
     weights and buffers (BatchNorm's statistics, which each process takes of its own rows) from the first process.
     """
 

@@ -28,7 +28,7 @@ _ALIGNMENT = 16  # floats: each block starts on 64 bytes like a tensor of its ow
 class PairedMLP:
     """The `NetworkGroup` of two equal stacks of Linear and ReLU layers, see `fits`.
 
-    While it is in use the modules' parameters are views of its storage, so that the modules work as ever; `release`
+    While it is in use the modules' parameters are views of its storage, and the modules work as before; `release`
     gives them storage of their own again.
     """
 

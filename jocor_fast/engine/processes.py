@@ -179,7 +179,7 @@ ALONE = Processes()
 class SharedRequest:
     """A request that may reach any process at any moment, and that all of them answer at the same step.
 
-    They agree on the CPU while the step runs, so that no step waits for it; an answer is a step late for that.
+    They agree on the CPU while the step runs, and no step waits for it; in return an answer is a step late.
     """
 
     def __init__(self, processes: Processes) -> None:

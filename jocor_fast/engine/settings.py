@@ -1,4 +1,4 @@
-"""What a training run is told: every setting, its default, what it accepts and how it is asked for, in one place."""
+"""The settings of a training run: name, default, check, flag and help of each, declared once."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def _no_decay(run: Any, processes: int) -> str | None:
     """With recipe published β1 changes there, whatever the plan."""
     if has_decay_start(run.training.lr_plan) or run.training.recipe == "published":
         return None
-    return f"--lr-plan {run.training.lr_plan} says when the learning rate falls"
+    return f"--lr-plan {run.training.lr_plan} sets when the learning rate falls"
 
 
 def _alone(run: Any, processes: int) -> str | None:
@@ -105,7 +105,7 @@ class TrainSettings:
     """The settings of one run; their names are those of the command line and of config.json.
 
     Values are checked and brought to their plain type when the object is made: a wrong type is a TypeError, a wrong
-    value a ValueError, one sentence that names the setting. What `option` declares is a flag of `jocor-fast train`.
+    value a ValueError, and the message names the setting. What `option` declares is a flag of `jocor-fast train`.
 
     Attributes:
         forget_rate: τ, float in [0, 1): the share of a batch that is left out once the ramp is over.
@@ -114,15 +114,16 @@ class TrainSettings:
     """
 
     # fmt: off
-    method: str = option("jocor", METHOD, "NAME", "how to learn", choices=METHODS)
+    method: str = option("jocor", METHOD, "NAME", "training method", choices=METHODS)
     forget_rate: float
     co_lambda: float = _of_method(
         "jocor", "co_lambda", why="mnist, cifar10, cifar100: what the authors named; --recipe published: 0.1"
     )
     method_options: Mapping[str, int | float] = field(default_factory=dict)
     ramp_epochs: int = option(
-        10, METHOD, "N", "epochs in which the share left out rises from 0 to τ", check=_at_least(0), idle=_no_selection,
-        why="networks learn the clean labels first, so leave them a few hundred steps",
+        10, METHOD, "N", "epochs over which the dropped share rises from 0 to τ", check=_at_least(0),
+        idle=_no_selection,
+        why="networks learn the clean labels first: leave them a few hundred steps",
     )
     warmup_epochs: int = _of_method("coteaching-plus", "warmup_epochs", why="cifar10: 20; cifar100: 5")
     epochs: int = option(
@@ -130,46 +131,49 @@ class TrainSettings:
         why="--recipe published trains one fewer",
     )
     decay_start: int | None = option(
-        None, TRAINING, "N", "last epoch at the full learning rate, which then falls to 0 linearly",
+        None, TRAINING, "N", "last epoch at the full learning rate, which then decays linearly to 0",
         check=_at_least(0), idle=_no_decay, why="0.4 of the epochs; cifar100 with --recipe published: 0.5",
     )
     batch_size: int = option(
-        128, TRAINING, "B", "samples in a step", check=_at_least(1),
-        why="digits: 32, since small data need small batches",
+        128, TRAINING, "B", "samples per step", check=_at_least(1),
+        why="digits: 32, as small data need small batches",
     )
     lr: float = option(1e-3, TRAINING, "LR", "learning rate", check=_above_zero)
     lr_plan: str = option(
         "linear", TRAINING, "NAME",
-        "how the learning rate falls, after --decay-start to 0 or as the paper has it for Clothing1M", choices=LR_PLANS,
+        "schedule of the learning rate: linear decay to 0 after --decay-start, or the paper's steps for Clothing1M",
+        choices=LR_PLANS,
     )
-    optimizer: str = option("adam", TRAINING, "NAME", "one optimiser for both networks", choices=OPTIMIZERS)
+    optimizer: str = option("adam", TRAINING, "NAME", "optimiser of both networks", choices=OPTIMIZERS)
     weight_decay: float = option(0.0, TRAINING, "W", "L2 penalty on the weights", check=_finite)
     augment: str = option(
-        "none", TRAINING, "NAME", "random crops and mirror images", choices=AUGMENTATIONS, why="as in the paper"
+        "none", TRAINING, "NAME", "random crops and horizontal flips", choices=AUGMENTATIONS, why="as in the paper"
     )
     recipe: str = option(
-        "paper", METHOD, "NAME", "where paper and published code differ, follow which", choices=RECIPES
+        "paper", METHOD, "NAME", "which to follow where the paper and its published code differ", choices=RECIPES
     )
-    seed: int = option(0, TRAINING, "N", "initial weights, order of the batches, validation split", check=_seed)
+    seed: int = option(0, TRAINING, "N", "seed of initial weights, batch order and validation split", check=_seed)
     device: str = option(
         "auto", MACHINE, "DEV", "auto, cpu, cuda or cuda:N", check=_device, why="a GPU where there is one"
     )
-    precision: str = option("float32", MACHINE, "TYPE", "what the networks compute in", choices=PRECISIONS)
+    precision: str = option("float32", MACHINE, "TYPE", "floating-point type of the networks", choices=PRECISIONS)
     no_graph: bool = option(
-        False, MACHINE, "", "on a GPU, launch every step from the host", check=arguments.check_switch,
-        why="steps on data in memory are replayed as CUDA graphs",
+        False, MACHINE, "", "on a GPU, launch every step from the host instead of replaying CUDA graphs",
+        check=arguments.check_switch,
+        why="CUDA graphs, for data in memory",
     )
     compile: bool = option(
-        False, MACHINE, "", "compile the networks by torch.compile", check=arguments.check_switch,
-        why="they run as they are, since compiling takes a minute",
+        False, MACHINE, "", "compile the networks with torch.compile", check=arguments.check_switch,
+        why="not compiled; compiling takes a minute",
     )
     selection_scope: str = option(
-        "process", TOGETHER, "SCOPE", "what is selected among, a process's own rows of a batch or those of all",
+        "process", TOGETHER, "SCOPE",
+        "select among each process's own rows of a batch, or among the rows of all processes",
         choices=SCOPES, idle=_alone, why="it needs no exchange",
     )
     batch_scope: str = option(
         "process", TOGETHER, "SCOPE",
-        "whose size --batch-size is, each process's or all of theirs; the learning rate stays as given",
+        "whether --batch-size counts the rows of each process, or of all together; the learning rate stays as given",
         choices=SCOPES, idle=_alone,
     )
     # fmt: on
@@ -202,7 +206,7 @@ class TrainSettings:
         return values | others
 
     def sources(self) -> dict[str, str]:
-        """Return {name: "default" or "flag"}: which settings are as they are without being asked for."""
+        """Return {name: "default" or "flag"}: whether a setting has its default value."""
         defaults = {one.name: one.default for one in fields(self)}
         defaults |= {name: one.default for name, one in further_options(self.method).items()}
         defaults["decay_start"] = default_decay_start(self.epochs, recipe=self.recipe)

@@ -62,7 +62,7 @@ class TrainingState:
         self.history = SampleHistory(self.labels, len(self.networks))
         self.log: EpochLog | None = None  # of the epoch under way
         self._kept_log: EpochLog | None = None  # of the epoch before, whose tensors serve the next
-        # On a GPU the rates lie on the device however the steps are launched, so that all of them round alike.
+        # On a GPU the rates lie on the device however the steps are launched: all of them round alike.
         self.rates = DeviceRates(device) if device.type == "cuda" else None
         self.captured: CapturedSteps | None = None
         alone_on_gpu = device.type == "cuda" and processes.count == 1

@@ -98,6 +98,6 @@ class TrainingStep:
 
 
 def _gains_by_channels_last(networks: Sequence[nn.Module], source: InputSource, device: torch.device) -> bool:
-    """Whether the networks convolve images on a GPU, where tensor cores want the channels beside each other."""
+    """Return whether the networks convolve images on a GPU, where tensor cores need adjacent channels."""
     convolves = any(isinstance(layer, nn.Conv2d) for network in networks for layer in network.modules())
     return device.type == "cuda" and convolves and source.first().dim() == 4

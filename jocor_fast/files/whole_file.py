@@ -106,7 +106,7 @@ def write_bytes(
 
 
 def _keep(target: Path, kept: Path) -> None:
-    """Give a file a second name, in the place of what had it; its own it keeps, so that it is never missing."""
+    """Give a file a second name, replacing the file of that name; it is never missing under its own."""
     link = kept.with_name(f"{kept.name}{PARTIAL}")
     try:
         link.unlink(missing_ok=True)

@@ -132,7 +132,7 @@ def _described(
     val: Samples | None,
     recording: Recording,
 ) -> dict[str, Any]:
-    """What a process was given, by name, so that all see whether they were given the same."""
+    """Return what a process was given, by name, for all to compare."""
     labels = {"training": train.labels, "clean": train.clean_labels}
     labels |= {name: None if of is None else of.labels for name, of in (("test", test), ("validation", val))}
     return {

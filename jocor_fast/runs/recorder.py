@@ -306,7 +306,7 @@ class Recorder(Observer):
         folder = self.recording.folder
         if folder is None or not (Path(folder) / CHECKPOINT).exists():
             return ""
-        return f"resume goes on from the last checkpoint in {folder}"
+        return f"resume continues from the last checkpoint in {folder}"
 
     def _run(self, summary: dict[str, Any]) -> Run:
         return Run(self.state.networks, self.metrics, summary, self.state.history.statistics())

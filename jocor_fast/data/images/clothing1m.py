@@ -5,7 +5,7 @@
     category_names_eng.txt                                          a class a line
     images/0..9/NN/NAME.jpg
 
-The lists lie beside images/ or in annotations/. As in the paper, the noisily labelled million is trained on, the clean
+The lists lie next to images/ or in annotations/. As in the paper, the noisily labelled million is trained on, the clean
 validation and test parts are what they are called, and the clean training part is not used, but for one number: images
 in it that have a noisy label too tell how many noisy labels are wrong.
 """

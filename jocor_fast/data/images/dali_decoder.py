@@ -93,7 +93,7 @@ class DaliDecoder:
         """The oldest batch that was started; waits for it. RuntimeError where an image in some batch was refused."""
         assert self._pipeline is not None
         if self.device.type == "cuda":
-            # Bound to the stream of the training, so that the memory is reused only after its work there.
+            # Bound to the stream of the training: the memory is reused only after its work there.
             (images,) = self._pipeline.share_outputs(cuda_stream=torch.cuda.current_stream(self.device))
         else:
             (images,) = self._pipeline.share_outputs()

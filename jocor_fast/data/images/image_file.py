@@ -22,7 +22,7 @@ from jocor_fast.errors import DataError
 
 # Taken for images without a look into them, since there may be a million.
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".jfif", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
-_TEXT_SUFFIXES = (".txt", ".json", ".xml", ".csv")  # often one beside each image
+_TEXT_SUFFIXES = (".txt", ".json", ".xml", ".csv")  # often one for each image
 _NOT_DECODED = ("EPS", "MPEG")  # by Pillow alone
 
 # An image takes three bytes a pixel, in each of the threads that read.
@@ -135,7 +135,7 @@ def read_bytes(path: str | Path) -> bytearray:
 
 
 def _open_without_waiting(path: str, flags: int) -> int:
-    """A pipe is opened at once, where otherwise that would wait for somebody to write into it."""
+    """Open a pipe at once, without waiting for a writer."""
     return os.open(path, flags | os.O_NONBLOCK)
 
 
@@ -177,7 +177,7 @@ def as_ppm(pixels: np.ndarray) -> np.ndarray:
 def _plain_jpeg_size(data: bytearray) -> tuple[int, int] | None:
     """Height and width of a plain JPEG, of the segments before its first scan; None where it is not one.
 
-    Plain: gray or YCbCr, 8 bits, Huffman-coded, and it ends where a JPEG ends, so that it is not cut off.
+    Plain: gray or YCbCr, 8 bits, Huffman-coded, and not truncated: it ends as a JPEG ends.
     """
     if data[:2] != b"\xff\xd8" or data[-2:] != b"\xff\xd9":
         return None

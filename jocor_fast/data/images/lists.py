@@ -110,7 +110,7 @@ def load_folder(wanted: Wanted) -> Dataset:
 
     The parts may have any of their usual names (`columns.SPLITS`). Images are taken in the order of their paths,
     classes in that of their names. Passed over are names that begin with a dot, folders that systems make, files that
-    are no images (the notes count them), and what this program has written (runs/ beside the images).
+    are no images (the notes count them), and what this program has written (runs/ among the images).
 
     Raises:
         DataError: there are no class folders, or no images in them, or a class that is only tested on.
@@ -149,7 +149,7 @@ def load_csv(wanted: Wanted) -> Dataset:
 
     Paths are relative to its folder. `clean` is the true label, `split` one of train, val and test (rows for test and
     val count by their true label, where there is one). Without that column test images are those of class folders in a
-    folder test/ beside the list.
+    folder test/ next to the list.
 
     Raises:
         DataError: the list is absent or a line of it wrong; the sentence names the line.
@@ -217,7 +217,7 @@ def _parts_in(folder: Path, names: Sequence[str]) -> dict[str, str]:
 
     They are those with such a name and class folders in them; a class may have such a name too. Of several names for
     one part that of `PARTS` counts. Where there is no part to train on, a folder with another name of a part must hold
-    the classes that lie beside it.
+    the classes next to it.
 
     Raises:
         DataError: two folders could be the same part.
@@ -228,9 +228,9 @@ def _parts_in(folder: Path, names: Sequence[str]) -> dict[str, str]:
         if part is not None and any(_holds_images(folder / name / label) for label in _folders(folder / name)):
             found.setdefault(part, []).append(name)
     if "train" not in found:
-        beside = {name for name in names if split_named(name) is None}
+        others = {name for name in names if split_named(name) is None}
         for part, spelt in found.items():
-            found[part] = [name for name in spelt if name == part or beside.issuperset(_folders(folder / name))]
+            found[part] = [name for name in spelt if name == part or others.issuperset(_folders(folder / name))]
     for part, spelt in found.items():
         if len(spelt) > 1 and part not in spelt:
             raise DataError(f"{folder}: {' and '.join(spelt)} could both be its part {part!r}; rename all but one")

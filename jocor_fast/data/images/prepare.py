@@ -1,4 +1,4 @@
-"""A data set of image files, resized once: the same layout, names and lists, so that it is read like the original.
+"""A data set of image files, resized once: with the same layout, names and lists as the original.
 
 Decoding large files costs several times what the rest of loading does, and a run does it in every epoch.
 """

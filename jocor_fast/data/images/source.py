@@ -1,7 +1,7 @@
 """Images in files as a run's source of inputs: read ahead by threads in the trainer's order, whatever decodes them.
 
 A file that cannot be decoded ends no run: its place in a batch goes to the next good image of that batch (training), or
-is left out (evaluation), so that the numbers of all others stay what they are. Which files are bad is told by
+is left out (evaluation); the numbers of all others stay the same. Which files are bad is told by
 `image_file` alone, and so does not depend on the loader.
 """
 
