@@ -7,7 +7,7 @@ sees logits and labels, never a network, a data set or an optimiser; nothing her
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
@@ -18,7 +18,10 @@ from jocor_fast.arguments import at_least, check_co_lambda
 from jocor_fast.forward_correction import corrected_loss, log_transposed
 from jocor_fast.losses import CoTeachingOutput, coteaching_loss, decoupling_rows, jocor_loss
 from jocor_fast.noise.estimate import anchor_percentile, estimate_transition
+from jocor_fast.option import Option, option, options_of
 from jocor_fast.schedules import keep_rounding
+
+GROUP = "method"  # of the options, in the help
 
 
 class Keep(NamedTuple):
@@ -38,20 +41,6 @@ class StepLoss(NamedTuple):
     per_sample: Tensor  # [B], detached: the loss of each row, of both networks together where there are two
     skip: Tensor | None = None  # 0-d float32: 1 where the parameters are to stay as they are, which Adam's moments move
     logits: tuple[Tensor, ...] = ()  # [B, C] of each network, detached; the step adds them
-
-
-class Option(NamedTuple):
-    """A parameter of a method: what `TrainSettings` and the command line have to know of it."""
-
-    default: int | float  # whose type is that of its values
-    metavar: str
-    help: str
-    check: Callable[[Any], int | float]  # returns the plain value; TypeError or ValueError for another
-
-
-def option(default: int | float, metavar: str, help: str, check: Callable[[Any], int | float]) -> Any:
-    """Declare a field of a method as one of its options."""
-    return field(default=default, metadata={"option": Option(default, metavar, help, check)})
 
 
 # Trains a network by the method of that name, and returns what the function makes of its probabilities float64 [N, C]
@@ -106,7 +95,7 @@ def register(name: str) -> Callable[[M], M]:
 
     def registered(method: M) -> M:
         dataclass(eq=False)(method)
-        method.options = {field.name: field.metadata["option"] for field in fields(method) if field.metadata}
+        method.options = options_of(method)
         METHODS[name] = method
         return method
 
@@ -204,7 +193,7 @@ class CoTeachingPlus(CoTeaching):
     title = "Co-teaching+"
     recipe: str
     warmup_epochs: int = option(
-        0, "N", "epochs of Co-teaching before it", lambda value: at_least("warmup_epochs", value, 0)
+        0, GROUP, "N", "epochs of Co-teaching before it", check=lambda name, value: at_least(name, value, 0)
     )
 
     def phase(self, epoch: int) -> Hashable:
@@ -235,7 +224,10 @@ class JoCoR(Method):
     """Two networks, one joint loss: the k rows with the smallest loss train both (paper, algorithm 1)."""
 
     title = "JoCoR"
-    co_lambda: float = option(0.9, "L", "λ in [0, 1]: weight of the agreement between the networks", check_co_lambda)
+    co_lambda: float = option(
+        0.9, GROUP, "L", "λ in [0, 1]: weight of the agreement between the networks",
+        check=lambda name, value: check_co_lambda(value),
+    )  # fmt: skip
 
     def loss(self, logits: tuple[Tensor, ...], labels: Tensor, keep: Keep) -> StepLoss:
         return _joint(logits, labels, keep, self.co_lambda)

@@ -89,7 +89,7 @@ def options_of(settings: type) -> dict[str, Option]:
     for declared in fields(settings):
         if "option" in declared.metadata:
             one: Option = declared.metadata["option"]
-            kind = _KINDS[str(declared.type).partition(" ")[0]]
+            kind = _KINDS[getattr(declared.type, "__name__", str(declared.type)).partition(" ")[0]]
             kind = "choice" if kind == "text" and one.choices else kind
             default = None if declared.default is MISSING else declared.default
             found[declared.name] = replace(one, name=declared.name, kind=kind, default=default)

@@ -18,7 +18,8 @@ from children import python
 from jocor_fast.arguments import as_real
 from jocor_fast.cli import main
 from jocor_fast.engine.metrics import METRICS, Epoch, Metric
-from jocor_fast.methods import METHODS, Keep, Method, StepLoss, option, register
+from jocor_fast.methods import GROUP, METHODS, Keep, Method, StepLoss, register
+from jocor_fast.option import option
 from jocor_fast.schedules import LR_PLANS
 
 pytestmark = pytest.mark.usefixtures("one_thread", "curves_at_once")
@@ -46,7 +47,7 @@ def toy_method() -> Iterator[str]:
 
         title = "Toy"
         selects = False
-        factor: float = option(1.0, "X", "factor on the loss", lambda value: as_real("factor", value))
+        factor: float = option(1.0, GROUP, "X", "factor on the loss", check=as_real)
 
         def loss(self, logits: tuple[Tensor, ...], labels: Tensor, keep: Keep) -> StepLoss:
             rows = torch.stack([nn.functional.cross_entropy(z, labels, reduction="none") for z in logits]).sum(0)

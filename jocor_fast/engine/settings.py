@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 import torch
 
 from jocor_fast import arguments
 from jocor_fast.errors import ArgumentTypeError, ArgumentValueError
-from jocor_fast.methods import METHODS
-from jocor_fast.methods import Option as MethodOption
-from jocor_fast.option import Kind, Option, option, options_of
+from jocor_fast.methods import GROUP, METHODS
+from jocor_fast.option import Option, option, options_of
 from jocor_fast.schedules import LR_PLANS, RECIPES, default_decay_start, has_decay_start, trained_epochs
 
 OPTIMIZERS = ("adam", "sgd")
 AUGMENTATIONS = ("none", "crop-flip")
 PRECISIONS = ("float32", "bfloat16", "float16")
 SCOPES = ("process", "global")
-METHOD, TRAINING, MACHINE = "method", "network and training", "machine"
+METHOD, TRAINING, MACHINE = GROUP, "network and training", "machine"
 TOGETHER = "several processes (torchrun)"
 SHOWN_AS = {"co_lambda": "λ", "warmup_epochs": "warm-up"}
 
@@ -96,8 +95,7 @@ def _idle(name: str) -> Callable[[Any, int], str | None]:
 def _of_method(method: str, name: str, why: str) -> Any:
     """Declare an option of a method as a setting of every run."""
     one = METHODS[method].options[name]
-    check = lambda _, value: one.check(value)  # noqa: E731
-    return option(one.default, METHOD, one.metavar, one.help, check=check, idle=_idle(name), why=why)
+    return option(one.default, METHOD, one.metavar, one.help, check=one.check, idle=_idle(name), why=why)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -218,13 +216,14 @@ class TrainSettings:
             if name not in options:
                 raise ArgumentTypeError(name, f"must be left out: method {self.method!r} has no such option")
         given = {name: self.method_options.get(name, one.default) for name, one in options.items()}
-        self._set("method_options", {name: options[name].check(value) for name, value in given.items()})
+        checks = {name: one.check or (lambda _, value: value) for name, one in options.items()}
+        self._set("method_options", {name: checks[name](name, value) for name, value in given.items()})
 
     def _set(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)
 
 
-def further_options(method: str) -> dict[str, MethodOption]:
+def further_options(method: str) -> dict[str, Option]:
     """Return the options of a method that are not settings of every run."""
     options = METHODS[arguments.check_choice("method", method, METHODS)].options
     settings = {one.name for one in fields(TrainSettings)}
@@ -236,8 +235,5 @@ def method_options() -> dict[str, Option]:
     found: dict[str, Option] = {}
     for method in METHODS:
         for name, one in further_options(method).items():
-            kind: Kind = "whole" if isinstance(one.default, int) else "number"
-            text = f"{one.help} (method {method})"
-            declared = Option(METHOD, one.metavar, text, name=name, kind=kind, default=one.default, idle=_idle(name))
-            found.setdefault(name, declared)
+            found.setdefault(name, replace(one, help=f"{one.help} (method {method})", idle=_idle(name)))
     return found
