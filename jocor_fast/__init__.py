@@ -9,6 +9,7 @@ from jocor_fast._command import end_at_once_on_interrupt, end_command
 
 if TYPE_CHECKING:
     from jocor_fast import noise
+    from jocor_fast.diagnosis.feature_audit import audit_features
     from jocor_fast.diagnosis.wrong_labels import audit
     from jocor_fast.estimator import JoCoRClassifier
     from jocor_fast.training import train
@@ -43,6 +44,7 @@ __all__ = [
     "JoCoRLoss",
     "JoCoROutput",
     "audit",
+    "audit_features",
     "build_info",
     "coteaching_loss",
     "decoupling_loss",
@@ -61,6 +63,7 @@ __all__ = [
 _LAZY = {
     "JoCoRClassifier": "jocor_fast.estimator",
     "audit": "jocor_fast.diagnosis.wrong_labels",
+    "audit_features": "jocor_fast.diagnosis.feature_audit",
     "noise": "jocor_fast.noise",
     "train": "jocor_fast.training",
 }

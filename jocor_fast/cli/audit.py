@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -12,26 +12,25 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
+from jocor_fast.cli import audit_features
 from jocor_fast.cli.flags import declare_alone, parse_count
 from jocor_fast.config.stored_run import read_config, task_of_run
 from jocor_fast.config.task import Task
 from jocor_fast.data.arrays import user_path
 from jocor_fast.data.images.source import ImageFiles
-from jocor_fast.data.images.thumbnails import data_uri, file_uri, image_file_uri, is_image
-from jocor_fast.diagnosis.audit_page import audit_page
+from jocor_fast.data.images.thumbnails import data_uri, image_file_uri, is_image
+from jocor_fast.diagnosis.audit_files import CORRECTED, MOST_IMAGES, AuditFiles
 from jocor_fast.diagnosis.doubts import HeldOut, caveat, doubts
 from jocor_fast.diagnosis.wrong_labels import Audit, audit_history
 from jocor_fast.errors import ConfigError, RunError
-from jocor_fast.files.names import AUDIT, MOST_CLASSES_IN_JSON, NOISE_MATRIX, TRAINING_FILES, read_metrics
-from jocor_fast.files.whole_file import write_array, write_json, write_text
+from jocor_fast.files.names import TRAINING_FILES, read_metrics
 from jocor_fast.report.metrics import TEST, VALIDATION
-from jocor_fast.report.noise_matrix import draw_noise_matrices
 from jocor_fast.report.screen import phase, say, say_subjects, warn
-from jocor_fast.report.tables import csv_text, percent
+from jocor_fast.report.tables import percent
 from jocor_fast.runs.folder import history_in, read_whole_checkpoint
 
-SUMMARY = "find the labels of a run that are probably wrong"
-USAGE = "RUN [OPTIONS]"
+SUMMARY = "find labels that are probably wrong, of a run or of embeddings"
+USAGE = "[RUN] [OPTIONS]"
 HOW_TO_GO_ON = "run it again"
 DESCRIPTION = """\
 Rank the training labels of a run by how probably they are wrong, estimate how
@@ -43,10 +42,11 @@ memorised wrong labels do not find them, and what networks cannot learn they
 take for wrong. Only samples that they were not trained on show either: where
 there are test data, or the run held some out (--val-fraction), a warning tells
 of networks that do no better on those than chance, and a note of those whose
-errors on test data are many."""
+errors on test data are many.
 
-LIST, PAGE, CORRECTED, MATRIX = "suspicious.csv", "audit.html", "corrected.csv", "noise-matrix.npy"
-MOST_IMAGES = 1000
+With --features, --labels and --output, no run is needed: the samples are
+embeddings from any encoder. Small networks are trained on them, each on four
+fifths, and judge the rest, with what a row's nearest neighbours are labelled."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -59,29 +59,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--images", metavar="N", help=f"samples on the page (default: {MOST_IMAGES})")
     parser.add_argument("--output", metavar="DIR", help="folder for the files (default: RUN/audit)")
     declare_alone(parser, "data_root")
+    audit_features.add_arguments(parser)
 
 
 def run(arguments: argparse.Namespace, console: Console) -> int:
     """Write the files and say what was found; 0, or a ConfigError, DataError or RunError."""
+    most = parse_count("--images", arguments.images, MOST_IMAGES, least=0)
+    if arguments.features is not None or arguments.labels is not None:
+        return audit_features.run(arguments, most, console)
     if len(arguments.runs) != 1:
         raise ConfigError(f"audit takes the folder of one run, got {len(arguments.runs) or 'none'}")
-    most = parse_count("--images", arguments.images, MOST_IMAGES, least=0)
     folder = Path(arguments.runs[0])
     output = folder / "audit" if arguments.output is None else user_path(arguments.output)
     with phase(console, "reading the run and its data"):
         audited = AuditedRun.of(folder, arguments.data_root, console)
-    output.mkdir(parents=True, exist_ok=True)
-    files = {"picture": NOISE_MATRIX, "list": LIST, "report": AUDIT, "page": PAGE}
-    files |= {"matrix": MATRIX} if audited.is_large else {}
-    files |= {"corrected": CORRECTED} if arguments.apply else {}
     with phase(console, "writing", "files") as update:
-        for number, name in enumerate(files.values()):
-            update(number, len(files))
-            audited.write(output / name, most)
+        files = audited.files().write_all(output, corrected=arguments.apply, most=most, on_file=update)
     held_out = audited.held_out(read_metrics(folder))
     for sentence in doubts(audited.found, held_out, audited.names):
         warn(f"{folder} {sentence}")
-    _say(console, audited, caveat(audited.found, held_out), output, files)
+    _say(console, audited, caveat(audited.found, held_out), files)
     return 0
 
 
@@ -141,86 +138,18 @@ class AuditedRun:
                 return HeldOut(name, metrics[-1][field], data.labels.numpy()) if data.keep_rate == 1 else None
         return None
 
-    @property
-    def is_large(self) -> bool:
-        """Whether the noise matrix is a file of its own."""
-        return len(self.names) > MOST_CLASSES_IN_JSON
-
-    def write(self, path: Path, most: int) -> None:
-        """Write the file of that name; the page, the last, shows the picture and `most` samples."""
-        if path.name == NOISE_MATRIX:
-            draw_noise_matrices({f"{self.title}, estimated": self.found.noise_matrix}, path, self.names)
-        elif path.name == MATRIX:
-            write_array(path, self.found.noise_matrix)
-        elif path.name == AUDIT:
-            write_json(path, self.report())
-        else:
-            texts = {LIST: self.list_text, CORRECTED: self.corrected_text}
-            text = texts[path.name]() if path.name in texts else self.page_text(path.with_name(NOISE_MATRIX), most)
-            write_text(path, text)
-
-    def list_text(self) -> str:
-        """Return suspicious.csv."""
-        predictions = [f"prediction_{number}" for number in range(1, 1 + len(self.found.prediction))]
-        columns = ("id", "path", "given", "suggested", "score", "wrong", *predictions, "times_selected", "times_seen")
-        return csv_text(columns, self._rows(predictions))
-
-    def _rows(self, predictions: Sequence[str]) -> Iterator[dict[str, Any]]:
-        found, labels, ids, files = self.found, self.labels, self.ids, self._files()
-        scores = np.round(found.score, 6)
-        for row in found.ranking.tolist():
-            yield {
-                "id": int(ids[row]),
-                "path": None if files is None else files.paths[ids[row]],  # data in memory come from no files
-                "given": labels[found.given[row]],
-                "suggested": labels[found.suggested[row]],
-                "score": float(scores[row]),
-                "wrong": str(bool(found.wrong[row])).lower(),
-                **{
-                    name: labels[predicted[row]] if predicted[row] >= 0 else None
-                    for name, predicted in zip(predictions, found.prediction, strict=True)
-                },
-                "times_selected": int(found.selected[row]),
-                "times_seen": int(found.seen[row]),
-            }
-
-    def report(self) -> dict[str, Any]:
-        """Return the content of audit.json."""
-        found = self.found
-        return {
-            "data": self.title,
-            "samples": len(found.given),
-            "flagged": int(found.wrong.sum()),
-            "share": found.share,
-            "share_range": list(found.share_range),
-            "classes": list(self.names),
-            "noise_matrix": None if self.is_large else found.noise_matrix.tolist(),
-            **({"noise_matrix_file": MATRIX} if self.is_large else {}),
-        }
-
-    def corrected_text(self) -> str:
-        """Return the labels of the whole training set with the suggestions in their places, and their files."""
-        corrected, files = self.given_labels.copy(), self._files()
-        corrected[self.ids] = self.found.suggested
-        rows = [{"id": number, "label": self.labels[label]} for number, label in enumerate(corrected.tolist())]
-        if files is None:
-            return csv_text(("id", "label"), rows)
-        return csv_text(("id", "label", "path"), [{**row, "path": files.paths[row["id"]]} for row in rows])
-
-    def page_text(self, matrix: Path, most: int) -> str:
-        """Return the page, with the picture of the matrix in it."""
+    def files(self) -> AuditFiles:
+        """Return what writes the files."""
         files = self._files()
-        return audit_page(
+        return AuditFiles(
+            self.title,
             self.found,
-            title=self.title,
-            labels=self.labels,
-            names=self.names,
+            self.labels,
+            self.names,
             ids=self.ids,
             given_labels=self.given_labels,
-            picture=self._picture(),
-            matrix_picture=file_uri(matrix),
-            most=most,
             paths=None if files is None else files.paths,
+            picture=self._picture(),
         )
 
     def _files(self) -> ImageFiles | None:
@@ -238,7 +167,7 @@ class AuditedRun:
         return lambda number: data_uri(samples.arrays()[0][number], samples.input_scale)
 
 
-def _say(console: Console, audited: AuditedRun, note: str | None, output: Path, files: Mapping[str, str]) -> None:
+def _say(console: Console, audited: AuditedRun, note: str | None, files: Mapping[str, str]) -> None:
     found = audited.found
     low, high = found.share_range
     subjects = {
@@ -246,6 +175,6 @@ def _say(console: Console, audited: AuditedRun, note: str | None, output: Path, 
         "wrong": f"{int(found.wrong.sum()):,} labels, {percent(found.share)} %, are probably wrong "
         f"(between {percent(low)} and {percent(high)} %)",
         **({} if note is None else {"note": note}),
-        **{what: str(output / name) for what, name in files.items()},
+        **files,
     }
     say_subjects(console, subjects)

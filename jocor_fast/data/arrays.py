@@ -71,6 +71,17 @@ def read_npy(path: str | os.PathLike[str]) -> np.ndarray:
         raise DataError(f"{os.fspath(path)} is an .npz archive, not a .npy array")
 
 
+def map_npy(path: str | os.PathLike[str]) -> np.ndarray:
+    """Return the array of a .npy file mapped into memory, read where it is used; errors are those of `read_npy`."""
+    with reading(path, "a .npy array"), open(path, "rb") as file:
+        np.lib.format.read_magic(file)
+        file.seek(0)
+        if _object_array(file, os.fspath(path), "array") is not None:
+            return read_npy(path)
+        mapped: np.ndarray = np.load(path, mmap_mode="r", allow_pickle=False)
+        return mapped
+
+
 def _object_array(file: IO[bytes], where: str, name: str) -> np.ndarray | None:
     """Return the array of numbers and strings in a .npy file of Python objects; None where it is another file.
 

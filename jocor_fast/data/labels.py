@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from jocor_fast.data.arrays import NpzArchive, read_npy, read_pt, split_key, user_path
-from jocor_fast.data.classes import LabelError, class_numbers
+from jocor_fast.data.classes import LabelError, class_numbers, number_classes
 from jocor_fast.data.columns import read_table
 from jocor_fast.errors import ArgumentValueError, DataError
 
@@ -85,6 +85,32 @@ def read_labels(
     if noisy is None:
         return Labels(dataset_labels, clean_numbers)
     return Labels(_as_numbers(noisy, dataset_labels, num_classes, label_table), clean_numbers)
+
+
+def read_own_labels(spec: str, num_samples: int) -> tuple[np.ndarray, tuple[str, ...] | None]:
+    """Read labels that are all that is known of the classes of N samples.
+
+    Args:
+        spec: FILE.npy, FILE.npz:KEY, FILE.pt:KEY or FILE.csv, as for `read_labels`.
+
+    Returns:
+        What `classes.number_classes` does: int64 [N], and the original labels where they were numbered.
+
+    Raises:
+        DataError: as for `read_labels`.
+    """
+    column, _ = _read_columns("labels", spec, num_samples, "strict")
+    values = column.values
+    if column.lines is not None:
+        numbers = [_number(text) for text in values]
+        values = values if None in numbers else numbers
+    try:
+        (given,), table = number_classes(values)
+    except (TypeError, ValueError) as error:
+        raise DataError(f"{column.source}: {error}") from None
+    if len(given) != num_samples:
+        raise DataError(f"{column.source} holds {len(given)} labels, there are {num_samples} samples")
+    return given, table
 
 
 def _as_numbers(

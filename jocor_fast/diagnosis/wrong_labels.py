@@ -51,6 +51,7 @@ class Audit:
         prediction: int64 [K, N], what each of the K networks predicted in its last step of the sample; −1: no step.
         selected: int64 [N], how often a sample was chosen to train on.
         seen: int64 [N], how many steps a sample was in.
+        classes: the labels as they were given, in the order of their numbers, where `audit_features` numbered them.
     """
 
     given: np.ndarray
@@ -64,6 +65,7 @@ class Audit:
     prediction: np.ndarray
     selected: np.ndarray
     seen: np.ndarray
+    classes: tuple[str, ...] | None = None
 
 
 def audit(run: Run | str | os.PathLike[str]) -> Audit:

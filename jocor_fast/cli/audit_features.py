@@ -1,0 +1,125 @@
+"""`jocor-fast audit --features FILE --labels FILE`: the labels of embeddings that are probably wrong."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+
+from jocor_fast.cli.flags import declare_alone, parse_device
+from jocor_fast.config.options import OPTIONS
+from jocor_fast.data.arrays import NpzArchive, map_npy, read_pt, reading, split_key, user_path
+from jocor_fast.data.columns import read_table
+from jocor_fast.data.images.thumbnails import image_file_uri
+from jocor_fast.data.labels import read_own_labels
+from jocor_fast.diagnosis.audit_files import AuditFiles
+from jocor_fast.diagnosis.feature_audit import audit_rows, check_features, memory_needed
+from jocor_fast.errors import ConfigError, DataError, called
+from jocor_fast.report.screen import phase, say, say_subjects
+from jocor_fast.report.tables import percent
+
+_FLAGS = {"features": "--features", "labels": "--labels", "forget_rate": "--forget-rate"}
+NEEDED = ("features", "labels", "output")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare what goes with --features."""
+    group = parser.add_argument_group("labels of features, in place of RUN")
+    group.add_argument("--features", metavar="FILE", help="embeddings [N, D]: FILE.npy, FILE.npz:KEY or FILE.pt:KEY")
+    group.add_argument("--labels", metavar="FILE", help="their labels, in the forms that train takes")
+    group.add_argument("--names", metavar="FILE.txt", help="class names for the page, a line each")
+    group.add_argument("--paths", metavar="FILE.csv", help="the samples' images: columns id,path")
+    group.add_argument("--forget-rate", metavar="R", help="share of wrong labels, where it is known")
+    for name in ("seed", "device"):
+        declare_alone(group, name)
+
+
+def run(arguments: argparse.Namespace, most: int, console: Console) -> int:
+    """Write the files and say what was found; 0, or a ConfigError or DataError."""
+    if arguments.runs:
+        raise ConfigError("audit takes the folder of a run or --features, got both")
+    for name in NEEDED:
+        if getattr(arguments, name) is None:
+            raise ConfigError(f"audit takes --features, --labels and --output together, got no --{name}")
+    seed = OPTIONS["seed"].parse(arguments.seed)
+    share = None if arguments.forget_rate is None else OPTIONS["forget_rate"].parse(arguments.forget_rate)
+    device = parse_device(arguments.device)
+    with phase(console, "reading the features"), called(_FLAGS):
+        features = check_features(read_features(arguments.features))
+        given, table = read_own_labels(arguments.labels, len(features))
+    num_classes = int(given.max()) + 1 if table is None else len(table)
+    labels = [str(number) for number in range(num_classes)] if table is None else table
+    names = labels if arguments.names is None else read_names(arguments.names, num_classes)
+    paths = None if arguments.paths is None else read_paths(arguments.paths, len(features))
+    say(
+        console,
+        f"{len(features):,} rows of {features.shape[1]:,} features, {num_classes:,} classes: "
+        f"about {memory_needed(features, num_classes) / 1e6:,.0f} MB of memory besides the features",
+    )
+    with phase(console, "training on the features", "epochs") as update, called(_FLAGS):
+        found = audit_rows(
+            features, given, num_classes, share=share, seed=seed, device=device, epochs=None, on_epoch=update
+        )
+    title = Path(split_key(arguments.features)[0]).stem
+    folder = user_path(arguments.paths or ".").parent
+    written = AuditFiles(
+        title,
+        found,
+        labels,
+        names,
+        ids=np.arange(len(given)),
+        given_labels=given,
+        paths=paths,
+        picture=None if paths is None else lambda number: image_file_uri(folder / paths[number]),
+    )
+    with phase(console, "writing", "files") as update:
+        files = written.write_all(user_path(arguments.output), corrected=arguments.apply, most=most, on_file=update)
+    low, high = found.share_range
+    subjects = {
+        "data": f"{title}: {len(given):,} rows of features",
+        "wrong": f"{int(found.wrong.sum()):,} labels, {percent(float(found.wrong.mean()))} %, are probably wrong",
+        "share": f"estimated at {percent(found.share)} % (between {percent(low)} and {percent(high)} %)",
+    }
+    say_subjects(console, {**subjects, **files})
+    return 0
+
+
+def read_features(spec: str) -> np.ndarray:
+    """Return the features in a file; a .npy is mapped into memory, and read in pieces."""
+    file, key = split_key(spec)
+    path = user_path(file)
+    if path.suffix == ".npy":
+        return map_npy(path)
+    if path.suffix == ".npz":
+        with NpzArchive(path) as archive:
+            return archive.read(key)
+    if path.suffix == ".pt":
+        return np.asarray(read_pt(path, key))
+    raise ConfigError(f"--features must be given as FILE.npy, FILE.npz:KEY or FILE.pt:KEY, got {spec!r}")
+
+
+def read_names(spec: str, num_classes: int) -> Sequence[str]:
+    """Return a name for each class."""
+    path = user_path(spec)
+    with reading(path, "a text file in UTF-8"):
+        names = [line.strip() for line in path.read_text(encoding="utf-8-sig").splitlines() if line.strip()]
+    if len(names) != num_classes:
+        raise DataError(f"{path} must hold a name for each of {num_classes} classes, got {len(names)}")
+    return names
+
+
+def read_paths(spec: str, count: int) -> Sequence[str]:
+    """Return the path of each sample; they start from the folder of the table."""
+    path = user_path(spec)
+    paths = [""] * count
+    for line, row in read_table(path, ("id", "path"), (), index="id"):
+        number = int(row["id"]) if row["id"].strip().isdecimal() else count
+        if number >= count or paths[number]:
+            raise DataError(f"{path}, line {line}: each id of 0 … {count - 1} must stand there once, got {row['id']!r}")
+        paths[number] = row["path"]
+    if "" in paths:
+        raise DataError(f"{path} must hold a path for each id of 0 … {count - 1}, but {paths.index('')} has none")
+    return paths

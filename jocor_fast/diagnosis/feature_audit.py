@@ -1,0 +1,289 @@
+"""Which labels are wrong, and how many, by features alone: embeddings from any encoder (the method is ours).
+
+Two witnesses have not seen the label of a row: pairs of small networks trained by JoCoR on the other folds, and the
+labels of the row's nearest neighbours. Their product, q ∝ exp(α · log p) · (votes + ε)^β, has the exponents under which
+the given labels are likeliest, so that a witness that knows nothing is not heard. From q, for the given label y:
+
+    s = log((1 − q(y)) / q(y)) + log(mean T[a, y] / T[y, y]),    P(wrong) = 1 / (1 + exp(−h · s − b))
+
+The mean is over the other classes a, weighted by q(a). T[a, y], how often a is labelled y, is counted on the tenth of
+the rows taken for a of which q is surest. b makes the mean of P(wrong) the share of wrong labels.
+
+That share cannot be told from features alone: where q is unsure, labels that people got wrong because the sample is
+hard look the same as right labels on which q errs. Known is the share t of wrong labels among the surest rows, and the
+share e of right labels that q contradicts if t holds everywhere. The estimate is t + (0.15 + 0.6 · t) · e: people err
+on a part of what q errs on, and the more, the more they err elsewhere. The two numbers fit drawn noise of annotators
+whose rates of one, of a majority and of the worst of three are like those of CIFAR-10N. Noise that does not depend on
+the sample makes the estimate too high, and noise that depends on nothing else too low; `share_range` holds both.
+
+benchmarks/results/audit-features/ has the figures behind each choice.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from jocor_fast.arguments import as_integer, at_least, check_forget_rate
+from jocor_fast.data.arrays import user_path
+from jocor_fast.data.classes import as_array, class_numbers, number_classes
+from jocor_fast.diagnosis.audit_files import AuditFiles
+from jocor_fast.diagnosis.feature_heads import CHUNK_ROWS, FOLDS, HeldOut, Rows, predict_held_out
+from jocor_fast.diagnosis.feature_neighbours import MOST_DIRECTIONS, MOST_REFERENCES, QUERIES, neighbour_votes
+from jocor_fast.diagnosis.noise_estimate import rate_and_rows, surest
+from jocor_fast.diagnosis.wrong_labels import WRONG, Audit
+from jocor_fast.errors import ArgumentTypeError, ArgumentValueError
+from jocor_fast.machine import own_modes, resolve_device
+from jocor_fast.noise.estimate import pair_counts, rows_of_counts
+
+SUREST = 0.1  # the part of the rows taken for a class whose labels make its row of T,
+LEAST_SUREST = 30  # and how many there are at least
+LEAST_TRANSITION = 0.05  # added to T: without it, a pair of classes that was not seen would clear a label of all doubt
+LEAST_VOTE = 0.02  # ε
+STEEPNESS = 1.5  # h: fits to drawn noise are 0.4 to 1.1 where it depends on the sample, and 1.4 to 2.3 where not
+SHARED_ERRORS, SHARED_ERRORS_GROWTH = 0.15, 0.6
+LEAST_BELIEF, LARGEST_SHIFT = 1e-4, 40.0  # keep logarithms and exponentials finite
+_FITTED_ROWS = 20_000  # that α and β are fitted on
+
+
+def audit_features(
+    features: Any,
+    labels: Any,
+    *,
+    num_classes: int | None = None,
+    forget_rate: float | str = "auto",
+    seed: int = 0,
+    device: str | torch.device = "auto",
+    epochs: int | None = None,
+    output: str | os.PathLike[str] | None = None,
+) -> Audit:
+    """Find the labels that are probably wrong, from features such as the embeddings of a pretrained encoder.
+
+    >>> import numpy as np
+    >>> import jocor_fast as jf
+    >>> generator = np.random.default_rng(0)
+    >>> true = np.arange(600) % 3
+    >>> features = generator.normal(size=(600, 8)) + 4 * np.eye(3, 8)[true]
+    >>> given = true.copy()
+    >>> given[:30] = (given[:30] + 1) % 3
+    >>> found = jf.audit_features(features, given)
+    >>> bool((found.suggested == true).mean() > 0.98)
+    True
+
+    Args:
+        features: [N, D], N ≥ 10, numbers of any type: an array, a tensor, or an array mapped from a file
+            (`np.load(path, mmap_mode="r")`), which is read in pieces. They are standardised here.
+        labels: [N], whole numbers or strings. Where they are not 0 … C−1, they are numbered in sorted order.
+        num_classes: C, where labels are 0 … C−1 and some may be absent.
+        forget_rate: the share of wrong labels in [0, 1) where it is known; "auto": it is estimated.
+        seed: of the folds and the initial weights.
+        device: where to compute.
+        epochs: of training; None: 6, or more where there are few rows.
+        output: a folder for the files that `jocor-fast audit --features` writes.
+
+    Returns:
+        Audit: `share` is the mean of `score`; `prediction` holds what the two networks predicted of the rows that they
+        were not trained on, `seen` and `selected` what the others did. Where the labels were numbered, `classes` has
+        them.
+
+    Raises:
+        TypeError: features are no numbers, labels are neither whole numbers nor strings, or another argument is of a
+            wrong type.
+        ValueError: features are not [N, D] with N ≥ 10, not finite, or all constant; labels are not N, or all the
+            same; or another argument is out of its range.
+    """
+    table = check_features(features)
+    given, classes = _given_labels(labels, len(table), num_classes)
+    rate = None if isinstance(forget_rate, str) and forget_rate == "auto" else check_forget_rate(forget_rate)  # type: ignore[arg-type]
+    found = audit_rows(
+        table,
+        given,
+        len(classes) if classes is not None else max(int(given.max()) + 1, num_classes or 0),
+        share=rate,
+        seed=as_integer("seed", seed),
+        device=resolve_device(str(device)),
+        epochs=None if epochs is None else at_least("epochs", epochs, 1),
+        classes=classes,
+    )
+    if output is not None:
+        labels = classes or tuple(map(str, range(len(found.noise_matrix))))
+        files = AuditFiles("features", found, labels, labels, ids=np.arange(len(given)), given_labels=given)
+        files.write_all(user_path(output), corrected=True)
+    return found
+
+
+def audit_rows(
+    features: np.ndarray,
+    given: np.ndarray,
+    num_classes: int,
+    *,
+    share: float | None,
+    seed: int,
+    device: torch.device,
+    epochs: int | None,
+    classes: tuple[str, ...] | None = None,
+    on_epoch: Callable[[int, int], None] | None = None,
+) -> Audit:
+    """`audit_features` of what has been checked."""
+    with own_modes(device):
+        rows = Rows(features, device)
+        heads = predict_held_out(
+            rows, given, num_classes, forget_rate=share or 0.0, epochs=epochs, seed=seed, on_epoch=on_epoch
+        )
+        votes = neighbour_votes(rows, given, num_classes, seed)
+    return _judged(given, combined(heads.log_probability, votes, given), heads, share, classes)
+
+
+def memory_needed(features: np.ndarray, num_classes: int) -> float:
+    """Return about how many bytes `audit_rows` uses besides the features."""
+    count, width = features.shape
+    beliefs = 4 * 4 * count * num_classes + 80 * count
+    neighbours = 4 * min(count, MOST_REFERENCES) * (min(width, MOST_DIRECTIONS) + QUERIES)
+    return beliefs + neighbours + 4 * 6 * CHUNK_ROWS * width + 5e7  # the last is torch's own
+
+
+def _judged(
+    given: np.ndarray, belief: np.ndarray, heads: HeldOut, share: float | None, classes: tuple[str, ...] | None
+) -> Audit:
+    """The audit by the belief q, float32 [N, C]."""
+    num_classes = belief.shape[1]
+    estimate = _Share.of(belief, given)
+    target = estimate.share if share is None else share
+    doubt = _log_odds(belief, given, estimate.transition)
+    score = _probability(STEEPNESS * doubt, target)
+    wrong = score > WRONG
+    other = belief.copy()
+    other[np.arange(len(given)), given] = -1.0
+    suggested = np.where(wrong, other.argmax(1), given)
+    return Audit(
+        given=given,
+        suggested=suggested,
+        score=score,
+        wrong=wrong,
+        ranking=np.argsort(-doubt, kind="stable"),
+        share=target,
+        share_range=(min(estimate.low, target), max(estimate.high, target)),
+        noise_matrix=rows_of_counts(pair_counts(suggested, given, num_classes)),
+        prediction=heads.prediction,
+        selected=heads.selected,
+        seen=heads.seen,
+        classes=classes,
+    )
+
+
+def combined(log_probability: np.ndarray, votes: np.ndarray, given: np.ndarray) -> np.ndarray:
+    """Return q, float32 [N, C]: the product of both witnesses with the exponents that suit the given labels best."""
+    sample = slice(None, None, max(1, len(given) // _FITTED_ROWS))
+    witnesses = np.stack([log_probability[sample], np.log(votes[sample] + LEAST_VOTE)]).astype(np.float64)
+    labels = given[sample]
+    rows = np.arange(len(labels))
+
+    def loss(exponents: np.ndarray) -> tuple[float, np.ndarray]:
+        logits = np.tensordot(exponents, witnesses, 1)
+        logits -= logits.max(1, keepdims=True)
+        belief = np.exp(logits)
+        total = belief.sum(1)
+        expected = (witnesses * (belief / total[:, None])).sum(2).mean(1)
+        return float((np.log(total) - logits[rows, labels]).mean()), expected - witnesses[:, rows, labels].mean(1)
+
+    from scipy.optimize import minimize  # it takes half a second to import
+
+    exponents = minimize(loss, np.array([1.0, 0.1]), jac=True, bounds=[(0.0, None)] * 2, method="L-BFGS-B").x
+    belief = np.empty_like(log_probability)
+    for piece in _pieces(len(given)):
+        logits = exponents[0] * log_probability[piece] + exponents[1] * np.log(votes[piece] + LEAST_VOTE)
+        shifted = np.exp(logits - logits.max(1, keepdims=True))
+        belief[piece] = shifted / shifted.sum(1, keepdims=True)
+    return belief
+
+
+@dataclass(frozen=True, eq=False)
+class _Share:
+    """The share of wrong labels, its bounds, and T, see the head of this file."""
+
+    share: float
+    low: float
+    high: float
+    transition: np.ndarray
+
+    @staticmethod
+    def of(belief: np.ndarray, given: np.ndarray) -> _Share:
+        count, num_classes = belief.shape
+        predicted, certainty = belief.argmax(1), belief.max(1)
+        rows = surest(predicted, certainty, num_classes, SUREST, LEAST_SUREST)
+        joint = pair_counts(predicted[rows], given[rows], num_classes)
+        anchored, transition = rate_and_rows(joint, np.bincount(given, minlength=num_classes))
+        by_chance = 1 - 1 / num_classes
+        others = transition[~np.eye(num_classes, dtype=bool)].reshape(num_classes, -1)
+        everywhere = float(np.median(others, axis=1).mean()) * (num_classes - 1)
+        contradicted = float((predicted != given).mean())
+        errors = max(0.0, contradicted - anchored) / max(1 - anchored / by_chance, 1e-9)
+        errors = min(errors, 1 - anchored)
+        share = anchored + min(1.0, SHARED_ERRORS + SHARED_ERRORS_GROWTH * anchored) * errors
+        margin = 3 * math.sqrt(max(anchored * (1 - anchored), 1 / len(rows)) / len(rows))
+        share = min(share, max(contradicted, anchored))
+        return _Share(
+            share=share,
+            low=max(0.0, min(share, everywhere) - margin),
+            high=min(1.0, max(share, contradicted) + 2 * math.sqrt(0.25 / count)),
+            transition=transition,
+        )
+
+
+def _log_odds(belief: np.ndarray, given: np.ndarray, transition: np.ndarray) -> np.ndarray:
+    """Return s, float64 [N]."""
+    bounded = transition + LEAST_TRANSITION
+    odds = np.empty(len(given))
+    for piece in _pieces(len(given)):
+        labels, rows = given[piece], np.arange(len(given[piece]))
+        others = belief[piece].astype(np.float64)
+        right = np.clip(others[rows, labels], LEAST_BELIEF, 1 - LEAST_BELIEF)
+        others[rows, labels] = 0.0
+        others /= np.maximum(others.sum(1, keepdims=True), np.finfo(float).tiny)
+        from_others = np.einsum("nc,nc->n", others, bounded.T[labels]) / bounded[labels, labels]
+        odds[piece] = np.log((1 - right) / right) + np.log(np.maximum(from_others, LEAST_BELIEF))
+    return odds
+
+
+def _probability(log_odds: np.ndarray, mean: float) -> np.ndarray:
+    """Return 1 / (1 + exp(−log_odds − b)) for the b that gives it this mean."""
+    low, high = -LARGEST_SHIFT, LARGEST_SHIFT
+    for _ in range(60):
+        shift = (low + high) / 2
+        score = 1 / (1 + np.exp(-np.clip(log_odds + shift, -LARGEST_SHIFT, LARGEST_SHIFT)))
+        low, high = (low, shift) if score.mean() > mean else (shift, high)
+    return score
+
+
+def _pieces(count: int) -> list[slice]:
+    return [slice(start, start + CHUNK_ROWS) for start in range(0, count, CHUNK_ROWS)]
+
+
+def check_features(features: Any) -> np.ndarray:
+    """Return features as an array [N, D] of numbers; ArgumentError where they are none."""
+    if isinstance(features, torch.Tensor) and features.is_floating_point() and features.dtype != torch.float64:
+        features = features.float()  # `as_array` would make them float64
+    table = as_array(features, "features")
+    if table.dtype.kind not in "fiub":
+        raise ArgumentTypeError("features", f"must be numbers, got {table.dtype}")
+    if table.ndim != 2 or not table.shape[1] or len(table) < 2 * FOLDS:
+        raise ArgumentValueError("features", f"must have shape [N, D] with N ≥ {2 * FOLDS}, got {table.shape}")
+    return table
+
+
+def _given_labels(labels: Any, count: int, num_classes: int | None) -> tuple[np.ndarray, tuple[str, ...] | None]:
+    if num_classes is not None:
+        given, classes = class_numbers(labels, at_least("num_classes", num_classes, 2)), None
+    else:
+        (given,), classes = number_classes(labels)
+    if len(given) != count:
+        raise ArgumentValueError("labels", f"must be as many as the rows of features, {count}, got {len(given)}")
+    if (given == given[0]).all():
+        raise ArgumentValueError("labels", "must be of two classes at least, got one")
+    return given, classes

@@ -1,0 +1,192 @@
+"""jf.audit_features: wrong labels found from features."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import jocor_fast as jf
+from jocor_fast.diagnosis.feature_audit import combined
+from jocor_fast.diagnosis.feature_heads import Rows
+from jocor_fast.diagnosis.feature_neighbours import neighbour_votes
+
+CLASSES = 4
+
+
+def clusters(count: int = 800, width: int = 10, *, rate: float = 0.2, apart: float = 4.0, seed: int = 0):
+    """Features [count, width] of four clusters, true labels, and given ones of which a share is wrong."""
+    generator = np.random.default_rng(seed)
+    true = np.arange(count) % CLASSES
+    features = (generator.normal(size=(count, width)) + apart * np.eye(CLASSES, width)[true]).astype(np.float32)
+    given = jf.noise.corrupt(true, jf.noise.symmetric(CLASSES, rate), seed=seed)
+    return features, true, given
+
+
+@pytest.fixture(scope="module")
+def audited():
+    features, true, given = clusters()
+    return features, true, given, jf.audit_features(features, given)
+
+
+def test_wrong_labels_are_found_and_right_ones_suggested(audited):
+    _, true, given, found = audited
+    wrong = given != true
+    assert found.wrong[wrong].mean() > 0.95
+    assert wrong[found.wrong].mean() > 0.85
+    assert (found.suggested == true).mean() > 0.96
+    assert wrong[found.ranking[: wrong.sum()]].mean() > 0.95
+    np.testing.assert_array_equal(found.suggested[~found.wrong], given[~found.wrong])
+
+
+def test_the_share_is_the_mean_score_and_lies_in_its_range(audited):
+    _, true, given, found = audited
+    rate = (given != true).mean()
+    assert found.share == pytest.approx(found.score.mean(), abs=1e-6)
+    assert found.share == pytest.approx(rate, abs=0.05)
+    low, high = found.share_range
+    assert low < rate < high
+
+
+def test_a_known_share_is_kept(audited):
+    features, _, given, _ = audited
+    found = jf.audit_features(features, given, forget_rate=0.1)
+    assert found.share == 0.1
+    assert found.score.mean() == pytest.approx(0.1, abs=1e-6)
+    assert found.selected.sum() < 0.97 * found.seen.sum()
+
+
+def test_random_labels_are_predicted_by_chance():
+    # Networks that had seen the labels of the rows that they judge would know many of them.
+    features, _, _ = clusters(count=600, width=100)
+    given = np.random.default_rng(1).integers(CLASSES, size=600)
+    found = jf.audit_features(features, given)
+    assert (found.prediction == given).mean() < 1 / CLASSES + 0.08
+
+
+def test_strings_are_numbered_in_sorted_order(audited):
+    features, _, given, found = audited
+    named = jf.audit_features(features, np.array(["ant", "bee", "cat", "dog"])[given])
+    assert named.classes == ("ant", "bee", "cat", "dog")
+    np.testing.assert_array_equal(named.score, found.score)
+    assert found.classes is None
+
+
+def test_half_precision_and_mapped_files_give_the_same(tmp_path: Path, audited):
+    features, _, given, _ = audited
+    half = features.astype(np.float16)
+    np.save(tmp_path / "features.npy", half)
+    mapped = np.load(tmp_path / "features.npy", mmap_mode="r")
+    expected = jf.audit_features(half.astype(np.float32), given).score
+    for same in (half, mapped, torch.from_numpy(half)):
+        np.testing.assert_array_equal(jf.audit_features(same, given).score, expected)
+
+
+def test_another_seed_deals_other_folds(audited):
+    features, _, given, found = audited
+    np.testing.assert_array_equal(jf.audit_features(features, given).score, found.score)
+    assert not np.array_equal(jf.audit_features(features, given, seed=1).score, found.score)
+
+
+def test_copies_of_rows_and_classes_of_one_or_two_rows_are_judged():
+    features, true, given = clusters(count=200)
+    features, true, given = np.tile(features, (3, 1)), np.tile(true, 3), np.tile(given, 3)
+    given[:2], given[2] = CLASSES, CLASSES + 1
+    found = jf.audit_features(features, given, num_classes=CLASSES + 3)
+    assert np.isfinite(found.score).all()
+    assert found.noise_matrix.shape == (CLASSES + 3, CLASSES + 3)
+    assert found.wrong[:3].all()
+    np.testing.assert_array_equal(found.suggested[:3], true[:3])
+
+
+def test_pairs_of_classes_that_are_mixed_up_are_ranked_above_hard_samples():
+    # Half of class 0 is labelled 1: neither the networks nor the neighbours are sure of its class.
+    features, true, _ = clusters(count=1200, apart=3.0)
+    given = jf.noise.corrupt(true, np.array([[0.6, 0.4, 0, 0], [0, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1.0]]), seed=0)
+    found, wrong = jf.audit_features(features, given), given != true
+    assert wrong[found.ranking[: wrong.sum()]].mean() > 0.85
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda x, y: (x * np.where(np.arange(len(x)) == 7, np.nan, 1)[:, None], y), "finite, got nan in row 7"),
+        (lambda x, y: (x * 0, y), "features must have a column that is not constant"),
+        (lambda x, y: (x[:, 0], y), "features must have shape"),
+        (lambda x, y: (x[:9], y[:9]), "N ≥ 10"),
+        (lambda x, y: (x.astype(str), y), "features must be numbers"),
+        (lambda x, y: (x, y[:-1]), "labels must be as many as the rows of features, 800, got 799"),
+        (lambda x, y: (x, y * 0), "labels must be of two classes"),
+    ],
+)
+def test_unusable_input_is_refused(change, message, audited):
+    features, _, given, _ = audited
+    with pytest.raises((TypeError, ValueError), match=message):
+        jf.audit_features(*change(features, given))
+
+
+@pytest.mark.parametrize("options", [{"forget_rate": 1.0}, {"forget_rate": "half"}, {"epochs": 0}, {"num_classes": 2}])
+def test_arguments_out_of_range_are_refused(options, audited):
+    features, _, given, _ = audited
+    with pytest.raises((TypeError, ValueError), match=r"forget_rate|epochs|labels must lie in 0 … 1"):
+        jf.audit_features(features, given, **options)
+
+
+def test_columns_share_a_scale_unless_their_units_differ():
+    generator = np.random.default_rng(0)
+    alike = generator.normal(size=(500, 3)) * [1, 2, 5] + 100
+    scaled = Rows(alike, torch.device("cpu")).take(slice(None)).numpy()
+    np.testing.assert_allclose(scaled.mean(0), 0, atol=1e-5)
+    np.testing.assert_allclose(scaled.std(0) / scaled.std(0)[0], alike.std(0) / alike.std(0)[0], rtol=1e-4)
+    assert (scaled**2).mean() == pytest.approx(1, rel=1e-4)
+    units = np.column_stack([alike[:, 0], 1e4 * alike[:, 1], np.full(500, 7.0)])
+    scaled = Rows(units, torch.device("cpu")).take(slice(None)).numpy()
+    np.testing.assert_allclose(scaled.std(0), [1, 1, 0], atol=1e-4)
+
+
+def test_an_epoch_takes_each_row_once_but_for_the_last_few():
+    rows = Rows(np.random.default_rng(0).normal(size=(1000, 2)), torch.device("cpu"))
+    batches = list(rows.batches(64, np.random.default_rng(0)))
+    taken = np.concatenate(batches)
+    assert len(batches) == 1000 // 64
+    assert len(np.unique(taken)) == len(taken) == 64 * len(batches)
+
+
+def test_votes_are_those_of_the_other_rows_near_by():
+    generator = np.random.default_rng(0)
+    labels = np.arange(400) % 2
+    features = 20 * np.eye(2, 5)[labels] + generator.normal(size=(400, 5))
+    given = labels.copy()
+    given[0] = 1 - given[0]
+    votes = neighbour_votes(Rows(features, torch.device("cpu")), given, 2, 0)
+    np.testing.assert_allclose(votes.sum(1), 1, rtol=1e-6)
+    assert votes[0, given[0]] == 0  # its own label has no voice
+    assert (votes.argmax(1) == labels).all()
+
+
+def test_a_witness_that_knows_nothing_is_not_heard():
+    generator = np.random.default_rng(0)
+    given = generator.integers(CLASSES, size=2000)
+    true = np.log(np.full((2000, CLASSES), 0.1) + 0.6 * np.eye(CLASSES)[given]).astype(np.float32)
+    true[:600] = np.roll(true[:600], 1, axis=1)
+    ignorant = generator.dirichlet(np.ones(CLASSES), size=2000).astype(np.float32)
+    belief = combined(true, ignorant, given)
+    alone = combined(true, np.full_like(ignorant, 1 / CLASSES), given)
+    assert np.abs(belief - alone).max() < 0.1
+    np.testing.assert_allclose(belief.sum(1), 1, rtol=1e-5)
+
+
+def test_output_holds_the_files_of_the_command(tmp_path: Path):
+    features, _, given = clusters(count=200)
+    found = jf.audit_features(features, np.array(list("abcd"))[given], output=tmp_path / "audit")
+    with open(tmp_path / "audit" / "suspicious.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [int(row["id"]) for row in rows] == found.ranking.tolist()
+    assert rows[0]["given"] == "abcd"[given[found.ranking[0]]]
+    report = json.loads((tmp_path / "audit" / "audit.json").read_text())
+    assert (report["flagged"], report["classes"]) == (int(found.wrong.sum()), list("abcd"))
+    assert {"audit.html", "corrected.csv", "noise-matrix.png"} <= {path.name for path in (tmp_path / "audit").iterdir()}
