@@ -114,7 +114,7 @@ def _run(config: Config, processes: Processes, console: Console) -> int:
 
 
 def _check_output(config: Config) -> None:
-    """RunError where the folder holds a run that this one is not to go on with, or cannot be written into."""
+    """Raise RunError where the folder holds a run that is not to be resumed, or cannot be written into."""
     output = Path(config.output)
     if config.resume:
         return
