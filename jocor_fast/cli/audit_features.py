@@ -57,7 +57,7 @@ def run(arguments: argparse.Namespace, most: int, console: Console) -> int:
     say(
         console,
         f"{len(features):,} rows of {features.shape[1]:,} features, {num_classes:,} classes: "
-        f"about {memory_needed(features, num_classes) / 1e6:,.0f} MB of memory besides the features",
+        f"about {memory_needed(features, num_classes) / 1e6:,.0f} MB of memory on top of the features",
     )
     with phase(console, "training on the features", "epochs") as update, called(_FLAGS):
         found = audit_rows(

@@ -2,7 +2,7 @@
 
 Two witnesses have not seen the label of a row: pairs of small networks trained by JoCoR on the other folds, and the
 labels of the row's nearest neighbours. Their product, q ∝ exp(α · log p) · (votes + ε)^β, has the exponents under which
-the given labels are likeliest, so that a witness that knows nothing is not heard. From q, for the given label y:
+the given labels are likeliest: a witness that knows nothing is not heard. From q, for the given label y:
 
     s = log((1 − q(y)) / q(y)) + log(mean T[a, y] / T[y, y]),    P(wrong) = 1 / (1 + exp(−h · s − b))
 
@@ -141,7 +141,7 @@ def audit_rows(
 
 
 def memory_needed(features: np.ndarray, num_classes: int) -> float:
-    """Return about how many bytes `audit_rows` uses besides the features."""
+    """Return about how many bytes `audit_rows` uses on top of the features."""
     count, width = features.shape
     beliefs = 4 * 4 * count * num_classes + 80 * count
     neighbours = 4 * min(count, MOST_REFERENCES) * (min(width, MOST_DIRECTIONS) + QUERIES)
