@@ -14,6 +14,7 @@ import os
 import re
 import shutil
 import sys
+import textwrap
 import time
 import warnings
 from collections.abc import Iterator, Sequence
@@ -59,7 +60,7 @@ commands (each has its own --help)
 
 first steps
   {PROGRAM} reproduce digits
-             JoCoR against plain training with half of the labels wrong, in minutes
+             JoCoR against plain training, half of the labels wrong
   {PROGRAM} train --noise-rate 0.5
              one such run
   {PROGRAM} train --dataset npz:FILE --labels labels.csv --forget-rate 0.3
@@ -149,6 +150,10 @@ class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
     def __init__(self, prog: str) -> None:
         width = min(shutil.get_terminal_size().columns, HELP_WIDTH) - 2
         super().__init__(prog, max_help_position=26, width=max(width, 40))
+
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        """Wrap at blanks only: a value such as f-correction stays whole, to be copied."""
+        return textwrap.wrap(" ".join(text.split()), width, break_on_hyphens=False)
 
 
 class _Parser(argparse.ArgumentParser):

@@ -32,10 +32,10 @@ HOW_TO_GO_ON = "run the same command again to continue"
 DESCRIPTION = """\
 Search λ, the weight of the agreement between the networks, by successive
 halving: train a JoCoR run for every value of the grid, compare them after a few
-epochs, and train the better half further. Runs are compared on held-out training
-data: on the noisy labels that are probably right (--val-labels small-loss), or
-on the clean ones where they are known. No run sees test data. Run the same
-command again to continue after a stop.
+epochs, and train the better half further. Runs are compared on held-out
+training data: on the noisy labels that are probably right (--val-labels
+small-loss), or on the clean ones where they are known. No run sees test data.
+Run the same command again to continue after a stop.
 
 The other options are those of `train`, for every run."""
 
