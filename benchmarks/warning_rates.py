@@ -206,7 +206,7 @@ def estimated(case: Case, sources: Sources, work: Path) -> tuple[dict[str, Any],
 
 
 def audit_cases(names: Sequence[str]) -> Iterator[tuple[Case, str, int]]:
-    """Return (case, method, epochs): good runs, short ones, and networks that learn every label by heart."""
+    """Return (case, method, epochs): good runs, short ones, and networks that memorise every label."""
     some, all_at_random = ("symmetric", 0.4), ("symmetric", 0.9)
     drawn = (("clean", 0.0), some, ("symmetric", 0.7), all_at_random, ("pairflip", 0.35))
     for data in (name for name in names if name != "pixels"):
@@ -300,7 +300,7 @@ def is_misleading(row: Mapping[str, Any]) -> bool:
 AUDIT_WARNINGS = {
     "few steps": ("times only: not much to judge by", is_misleading),
     "learnt nothing": ("they have learnt nothing to judge by", is_misleading),
-    "by heart": ("the list is no better than chance", is_misleading),
+    "memorised": ("the list is no better than chance", is_misleading),
     "class given up": ("would label hardly any sample", lambda row: any(row["lost"])),
 }
 
@@ -341,7 +341,7 @@ WARNINGS = {  # key: command, words, right where
     ),
     "few steps": ("audit", "not much to judge by", "the ranking is nearer to chance than to perfect (see below)"),
     "learnt nothing": ("audit", "they have learnt nothing to judge by", "the same"),
-    "by heart": ("audit", "the list is no better than chance", "the same"),
+    "memorised": ("audit", "the list is no better than chance", "the same"),
     "class given up": (
         "audit",
         "would label hardly any sample …",

@@ -35,7 +35,7 @@ class HeldOut:
 
 
 def doubts(found: Audit, held_out: HeldOut | None, names: Sequence[str]) -> list[str]:
-    """Return why not to believe an audit, then which classes not to believe it of; the subject, the run, is left out.
+    """Return why not to believe an audit, then which classes not to believe it of; the subject of each is the run.
 
     Args:
         found: the audit.
@@ -52,7 +52,7 @@ def caveat(found: Audit, held_out: HeldOut | None) -> str | None:
     Of the share r of wrong labels and of those right ones on which the networks err, as on a share e of the test data,
     r + (1 - r) e are contradicted. There is nothing to say where they err rarely, where most of what was found is
     beyond that, and where they agree with the training labels less often than with those of test data, which count as
-    right. Networks that learn their samples by heart err less on them: as a rule the share is right nevertheless.
+    right. Networks that memorise their samples err less on them: as a rule the share is right nevertheless.
     """
     if held_out is None or held_out.name != "test" or _agreement(found) < held_out.accuracy:
         return None

@@ -33,7 +33,7 @@ MARKER_EPOCHS = 3  # a line through so few points is hard to see without markers
 def draw_curves(metrics: Metrics, path: str | os.PathLike[str]) -> None:
     """Draw one run: test accuracy (and validation accuracy where there is one) above, label precision below.
 
-    A run of one epoch becomes a dot. What no epoch has is left out; where that is all, the training loss is drawn.
+    A run of one epoch becomes a dot. What no epoch has is omitted; where that is all, the training loss is drawn.
     Metrics that are none of this version's own have a row each.
 
     Args:

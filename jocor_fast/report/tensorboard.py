@@ -14,7 +14,7 @@ class MissingTensorBoard(ImportError):
 
 
 class TensorBoardLog:
-    """Writes the lines of metrics.jsonl as scalars, a tag a field (of lists, a tag a class); what is null is left out.
+    """Writes the lines of metrics.jsonl as scalars, a tag a field (of lists, a tag a class); null is skipped.
 
     Args:
         run: the folder of the run; the events go into its folder `tensorboard`, where `tensorboard --logdir runs`
