@@ -139,7 +139,7 @@ def test_a_schedule_is_one_function(toy_schedule: str, tmp_path: Path, capsys: p
     assert main([*run, "--decay-start=2"]) == 0
     out, error = capsys.readouterr()
     assert "learning rate 0.001, 0.0005, 0.00025 in turn (flag)" in out
-    assert "--decay-start changes nothing: --lr-plan halving says when the learning rate falls" in error
+    assert "--decay-start changes nothing: --lr-plan halving sets when the learning rate falls" in error
     assert [line["lr"] for line in lines(tmp_path / "run")] == [0.001, 0.0005, 0.00025]
     with pytest.raises(SystemExit):
         main(["train", "--help"])

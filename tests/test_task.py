@@ -94,7 +94,7 @@ def test_a_given_forget_rate_stays() -> None:
 
 def test_a_start_of_the_decay_that_no_plan_heeds_is_warned_of() -> None:
     given = {"decay_start": "3", "lr_plan": "clothing1m"}
-    sentence = "--decay-start changes nothing: --lr-plan clothing1m says when the learning rate falls"
+    sentence = "--decay-start changes nothing: --lr-plan clothing1m sets when the learning rate falls"
     assert sentence in warnings(given)
     for heeded in ({**given, "recipe": "published"}, {"decay_start": "3"}, {"lr_plan": "clothing1m"}):
         assert sentence not in warnings(heeded)
