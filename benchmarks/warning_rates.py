@@ -186,7 +186,7 @@ def estimated(case: Case, sources: Sources, work: Path) -> tuple[dict[str, Any],
         samples = sources.labelled(case)
         archive = samples.write(work / "estimate.npz")
         config = resolve({"dataset": f"npz:{archive}", "device": "cpu", "seed": str(case.seed), "forget_rate": "0.1"})
-        task, settings = build_task(config), config.train_settings()
+        task, settings = build_task(config), config.training
         epochs = default_epochs(case.samples, settings.batch_size)
         fit = cross_fit(settings, task.build_network, task.train, case.classes, epochs=epochs)
         np.savez(kept, p=fit.probability.astype(np.float32), half=fit.half, given=samples.given, true=samples.true)
