@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor, nn
 
 from engine_cases import blobs, fit, parameters, same_bits, settings, small_cnn
 from jocor_fast.data.samples import Samples
 from jocor_fast.engine import augment
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def test_crops_are_shifted_windows_and_half_are_mirrored() -> None:

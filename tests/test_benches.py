@@ -29,7 +29,6 @@ from steps import table as steps_table  # noqa: E402
 from tables import csv_text  # noqa: E402
 from timing import CpuClock, GpuClock  # noqa: E402
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 UNCOMPILED = (PUBLISHED, EAGER, OURS, KERNELS_ALONE)
 
 

@@ -37,8 +37,6 @@ from jocor_fast.engine.plan import DeviceRates, plan_epoch
 from jocor_fast.engine.state import TrainingState
 from jocor_fast.methods import METHODS, StepLoss
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 STEPS = 2 * STEPS_PER_GRAPH + FIRST_STEPS + 2  # of an epoch: the first ones, two graphs of many and two of one
 SAMPLES = 16 * STEPS + 5
 Build = Callable[[], nn.Module]

@@ -24,7 +24,7 @@ from engine_cases import blobs, fit, held_out, settings, small_mlp, small_tanh
 from jocor_fast.errors import RunError
 from jocor_fast.runs.fit import EpochEvent
 
-pytestmark = pytest.mark.usefixtures("one_thread", "curves_at_once")
+pytestmark = pytest.mark.usefixtures("curves_at_once")
 
 
 def test_a_checkpoint_loads_without_running_code(tmp_path: Path) -> None:

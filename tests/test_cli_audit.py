@@ -25,7 +25,7 @@ from jocor_fast.data.labels import read_labels
 from jocor_fast.engine.history import SampleHistory
 from jocor_fast.methods import StepLoss
 
-pytestmark = pytest.mark.usefixtures("one_thread", "curves_at_once")
+pytestmark = pytest.mark.usefixtures("curves_at_once")
 NOISE = {"noise_rate": "0.4", "noise": "symmetric", "val_fraction": "0.1", "val_labels": "noisy"}
 
 

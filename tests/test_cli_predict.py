@@ -25,8 +25,6 @@ from jocor_fast.config.task import build_task
 from jocor_fast.models.networks import build_model
 from test_image_sets import write_other_suffixes
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 @pytest.fixture(scope="module")
 def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -9,8 +9,6 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import jocor_fast
 from loss_cases import FLOAT_TYPES, assert_close, dtype_name, operator_samples, oracle, random_logits
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 on_every_device = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 OPERATORS = sorted({name.split("::")[1] for name in torch._C._dispatch_get_all_op_names() if "jocor_fast::" in name})
 

@@ -26,7 +26,7 @@ from jocor_fast.runs import folder as run_folder
 from jocor_fast.runs.fit import EpochEvent, Run
 from jocor_fast.runs.folder import RunFolder
 
-pytestmark = pytest.mark.usefixtures("one_thread", "curves_at_once")
+pytestmark = pytest.mark.usefixtures("curves_at_once")
 OVERHEAD = 300_000  # bytes that no file of a small run comes near
 
 

@@ -16,8 +16,6 @@ import pytest
 
 import jocor_fast as jf
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 INTRODUCTIONS = re.compile(r"[Aa]s (?:in|for) `\w+`|Args and errors as in")  # the parameters of another function
 
 

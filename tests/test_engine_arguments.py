@@ -15,9 +15,6 @@ from engine_cases import CLASSES, blobs, fit, parameters, run, same_bits, settin
 from jocor_fast.data.samples import Samples
 from jocor_fast.engine.settings import TrainSettings
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
-
 WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"method": "coteaching-minus"}, ValueError, "method must be one of standard, "),
     ({"method": 3}, TypeError, "method must be a str, got int"),

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 import torch
 from torch import Tensor, nn
 
 from engine_cases import CLASSES, blobs, fit, held_out, parameters, settings, strict_json
 from jocor_fast.data.samples import Samples
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 class Exploding(nn.Module):

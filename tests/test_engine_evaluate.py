@@ -24,8 +24,6 @@ from jocor_fast.data.samples import Samples
 from jocor_fast.engine.evaluate import EVALUATION_BATCH, Accuracy, EvaluationSet, count_correct
 from jocor_fast.engine.networks import SeparateNetworks, evaluating
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 CPU = torch.device("cpu")
 
 

@@ -38,8 +38,6 @@ from jocor_fast.noise import corrupt, symmetric
 from jocor_fast.report.summary import best_by_validation
 from jocor_fast.runs.fit import EpochEvent
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 def test_the_files_hold_what_the_run_returns(tmp_path: Path) -> None:
     events: list[EpochEvent] = []

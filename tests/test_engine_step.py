@@ -248,7 +248,6 @@ def test_the_watch_for_waiting_operators_sees_one() -> None:
     assert {"aten::_local_scalar_dense", "aten::nonzero"} <= calls.names & WAITING
 
 
-@pytest.mark.usefixtures("one_thread")
 def test_bfloat16_trains_and_keeps_float32_weights() -> None:
     result, exact = (
         run(small_tanh, data=blobs(400), precision=precision, epochs=10) for precision in ("bfloat16", "float32")

@@ -23,8 +23,6 @@ from jocor_fast.data.catalogue import load_dataset
 from jocor_fast.models.networks import mlp
 from jocor_fast.noise import corrupt, symmetric
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 # Checks of scikit-learn that may be skipped, and why. None fails, and none is expected to.
 NOT_RUN = {
     "check_array_api_input": "for estimators that compute in their caller's array library; this one computes in torch",

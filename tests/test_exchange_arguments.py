@@ -9,8 +9,6 @@ import torch
 import jocor_fast
 from loss_cases import everywhere, random_logits
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 NAN = float("nan")
 
 

@@ -22,8 +22,6 @@ from loss_cases import (
     with_every_float_type,
 )
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 NAN, INF = float("nan"), float("inf")
 
 

@@ -22,7 +22,7 @@ from jocor_fast.errors import RunError
 from jocor_fast.runs.fit import EpochEvent, Run
 from jocor_fast.runs.folder import RunFolder
 
-pytestmark = pytest.mark.usefixtures("one_thread", "curves_at_once")
+pytestmark = pytest.mark.usefixtures("curves_at_once")
 
 
 def train(output: Path, **arguments: object) -> Run:

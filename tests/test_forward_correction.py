@@ -22,8 +22,6 @@ from loss_cases import (
     with_every_float_type,
 )
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 @pytest.fixture
 def two_threads():

@@ -17,7 +17,7 @@ from jocor_fast.engine.plan import StepRates
 from jocor_fast.engine.step import TrainingStep
 from jocor_fast.methods import METHODS, StepLoss
 
-pytestmark = pytest.mark.usefixtures("one_thread", "curves_at_once")
+pytestmark = pytest.mark.usefixtures("curves_at_once")
 
 
 def an_outcome(rows: int, networks: int, choices: int, seed: int) -> StepLoss:

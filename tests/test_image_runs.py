@@ -27,8 +27,6 @@ from jocor_fast.noise.estimate import estimate_transition
 from jocor_fast.runs.fit import Run
 from loader_cases import EACH_LOADER, LOADERS, SMALL
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 @pytest.fixture
 def spoilt(tmp_path: Path) -> dict[str, str]:

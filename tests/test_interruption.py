@@ -13,7 +13,7 @@ import pytest
 from checkpoint_cases import KINDS, Killed, assert_same, killed_after, metrics_in, terminated_at, train, whole
 from jocor_fast.runs.fit import Run
 
-pytestmark = pytest.mark.usefixtures("one_thread", "curves_at_once")
+pytestmark = pytest.mark.usefixtures("curves_at_once")
 
 
 @pytest.mark.parametrize("kind", KINDS)

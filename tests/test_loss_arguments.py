@@ -12,8 +12,6 @@ import jocor_fast
 from jocor_fast import _extension
 from loss_cases import dtype_name, everywhere, random_logits
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 FUNCTIONS = pytest.mark.parametrize("name", ["jocor_loss", "joint_loss"])
 
 

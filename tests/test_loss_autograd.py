@@ -8,8 +8,6 @@ import jocor_fast
 import jocor_fast.reference
 from loss_cases import LAYOUTS, assert_close, everywhere, oracle, random_logits, with_every_float_type
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 PAIR_LOSSES = ["jocor_loss", "joint_loss", "coteaching_loss", "decoupling_loss"]
 
 

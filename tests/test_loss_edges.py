@@ -18,8 +18,6 @@ from loss_cases import (
     with_every_float_type,
 )
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 INF, NAN = float("inf"), float("nan")
 
 

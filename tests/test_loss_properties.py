@@ -9,8 +9,6 @@ from loss_cases import BROADCASTS, INTEGER_TYPES, LAYOUTS, assert_close, everywh
 hypothesis = pytest.importorskip("hypothesis")
 hnp = pytest.importorskip("hypothesis.extra.numpy")
 assume, given, st = hypothesis.assume, hypothesis.given, hypothesis.strategies
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 INF, NAN = float("inf"), float("nan")
 # The oracle's exponentials are exact to 1e-16; float32 logits beyond 1e30 would overflow in differences of two.
 ORDINARY = st.floats(-30, 30, width=16)

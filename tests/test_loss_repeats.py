@@ -9,8 +9,6 @@ import jocor_fast
 import jocor_fast.reference
 from loss_cases import everywhere, random_logits, with_every_float_type
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 def bits(loss, z1, z2, target, num_keep):
     """Every output and both gradients; the mean loss comes first."""

@@ -12,8 +12,6 @@ from engine_cases import blobs, pair_of, parameters, run, same_bits, settings, s
 from jocor_fast.engine.loss_scale import GROWTH_INTERVAL, INITIAL_SCALE, LossScale
 from jocor_fast.engine.optimizer import FusedAdam, Optimizer, PlainSGD
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 def optimizer_of(kind: str, weights: nn.Parameter) -> tuple[Optimizer, torch.optim.Optimizer]:
     """Ours over the weights, and torch's over a copy of them."""

@@ -20,8 +20,6 @@ from loss_cases import (
     with_every_float_type,
 )
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 # Below, at and above the widths of the kernels' vectors (4, 8, 16, 32 columns) and of what they keep of a row (2,048).
 CLASSES = [1, 2, 3, 4, 5, 7, 8, 9, 10, 14, 15, 16, 17, 31, 32, 33, 63, 64, 65, 100, 127, 128, 129, 1000]
 LONG_ROWS = [2031, 2032, 2033, 2047, 2048, 2049, 5000, 40_000]

@@ -39,8 +39,6 @@ from jocor_fast.methods import METHODS, Keep
 from jocor_fast.noise.estimate import anchor_percentile, estimate_transition
 from jocor_fast.runs.fit import Run
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 SEED, BATCH, KEPT = 5, 16, 10
 ONE_NETWORK = ("standard", "standard-plus", "f-correction")
 

@@ -26,7 +26,7 @@ from jocor_fast.engine.plan import EpochPlan
 from jocor_fast.engine.state import TrainingState
 from jocor_fast.errors import ConfigError
 
-pytestmark = pytest.mark.usefixtures("one_thread", "curves_at_once")
+pytestmark = pytest.mark.usefixtures("curves_at_once")
 
 PAIRS = np.eye(5)
 PAIRS[1, 1], PAIRS[1, 2] = 0.6, 0.4

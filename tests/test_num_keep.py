@@ -12,8 +12,6 @@ from loss_cases import everywhere, random_logits
 
 hypothesis = pytest.importorskip("hypothesis")
 given, st = hypothesis.given, hypothesis.strategies
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 with_every_implementation = pytest.mark.parametrize(
     "num_keep",
     [

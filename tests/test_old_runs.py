@@ -22,8 +22,6 @@ from torch import nn
 import jocor_fast as jf
 from jocor_fast.cli import main
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 DATA = "--dataset npz:data.npz --ramp-epochs 2 --batch-size 12 --device cpu"
 OPTIONS = {
     "jocor": f"{DATA} --noise-rate 0.3 --epochs 10 --lr 0.01 --recipe published",

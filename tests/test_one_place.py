@@ -22,7 +22,7 @@ from jocor_fast.methods import GROUP, METHODS, Keep, Method, StepLoss, register
 from jocor_fast.option import option
 from jocor_fast.schedules import LR_PLANS
 
-pytestmark = pytest.mark.usefixtures("one_thread", "curves_at_once")
+pytestmark = pytest.mark.usefixtures("curves_at_once")
 
 RUN = ("train", "--noise-rate=0.2", "--epochs=3", "--device=cpu", "--seed=1")
 

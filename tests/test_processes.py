@@ -25,8 +25,6 @@ from engine_cases import blobs, pair_of, same_bits, small_tanh, without_timings
 from jocor_fast.engine.plan import whole_batch
 from jocor_fast.engine.processes import ALONE, Processes
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 Results = dict[str, Any]
 ALIKE = [name for name in two_processes.SCENARIOS if name.startswith(("method", "network"))]
 

@@ -484,7 +484,6 @@ def test_a_metric_that_is_added_to_the_lines_is_shown_everywhere(
     assert ("least loss", "1.0000", "n/a", "0.0526") in final_table(metrics, summary).rows
 
 
-@pytest.mark.usefixtures("one_thread")
 def test_no_metric_of_a_run_counts_as_added() -> None:
     run = fit(settings(epochs=1), small_mlp, blobs(70), test=held_out(21))
     assert added_metrics(run.metrics) == []

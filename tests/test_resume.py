@@ -15,7 +15,7 @@ from engine_cases import blobs, fit, parameters, same_bits, settings, small_mlp,
 from jocor_fast.errors import RunError
 from jocor_fast.runs.fit import Run
 
-pytestmark = pytest.mark.usefixtures("one_thread", "curves_at_once")
+pytestmark = pytest.mark.usefixtures("curves_at_once")
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -21,8 +21,6 @@ from jocor_fast.paper.lambda_search import SCORED_EPOCHS, kept, ranked, rungs, s
 from jocor_fast.paper.run_queue import QueuedRun
 from jocor_fast.runs.fit import Run
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 # --- which epochs, which λ --------------------------------------------------------------------------------------------
 
 

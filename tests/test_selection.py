@@ -8,8 +8,6 @@ import torch
 
 from loss_cases import everywhere, random_logits, select, with_every_float_type
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 INF, NAN = float("inf"), float("nan")
 # Around the sizes where a kernel may change its way: warps, blocks, a cluster of them, and more rows than that holds.
 ROWS = [1, 2, 31, 32, 33, 127, 128, 1000, 1024, 1025, 4096, 8193, 65_536, 70_001]

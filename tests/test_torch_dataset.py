@@ -23,8 +23,6 @@ import jocor_fast as jf
 from engine_cases import blobs, held_out, parameters, same_bits, small_cnn, without_timings
 from jocor_fast.data.torch_dataset import DatasetInputs
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 QUICK: dict[str, Any] = {"forget_rate": 0.4, "epochs": 3, "ramp_epochs": 2, "batch_size": 16, "device": "cpu"}
 DATA = blobs(70, (3, 8, 8))
 TEST = held_out(45, (3, 8, 8))

@@ -30,8 +30,6 @@ from engine_cases import (
     without_timings,
 )
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 QUICK: dict[str, Any] = {"forget_rate": 0.4, "epochs": 3, "ramp_epochs": 2, "batch_size": 16, "device": "cpu"}
 
 

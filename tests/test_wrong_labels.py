@@ -15,8 +15,6 @@ from jocor_fast.diagnosis.wrong_labels import audit_history
 from jocor_fast.engine.history import SampleStatistics
 from jocor_fast.errors import RunError
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 def a_history(
     transition: np.ndarray, samples: int = 4000, *, networks: int = 2, seed: int = 0
