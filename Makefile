@@ -26,7 +26,7 @@ help:
 	@echo "make bench    loss and training step by pytest-benchmark, on a GPU if any: benchmarks/results/bench_loss.json, .md, .png"
 	@echo "              and bench_step.md"
 	@echo "make compare  the loss against its contenders, each at its best setting: benchmarks/results/loss_cpu.json and .md"
-	@echo "make gpu      proves and measures on a GPU, offline, with $(PYTHON): six minutes; PARTS=bench-full for others"
+	@echo "make gpu      tests and measures on a GPU, offline, with $(PYTHON): six minutes; PARTS=bench-full for others"
 	@echo "make lint     formatting, lint and types; make format repairs the formatting"
 	@echo "make clean    removes .venv and what was built"
 	@echo "PYTHON=python3.12 chooses the interpreter; FORCE_CPU=1, FORCE_CUDA=1, CUDA_HOME and MAX_JOBS reach the build."

@@ -193,7 +193,7 @@ class CoTeachingPlus(CoTeaching):
     title = "Co-teaching+"
     recipe: str
     warmup_epochs: int = option(
-        0, GROUP, "N", "epochs of Co-teaching before it", check=lambda name, value: at_least(name, value, 0)
+        0, GROUP, "N", "Co-teaching+: warm-up epochs of Co-teaching", check=lambda name, value: at_least(name, value, 0)
     )
 
     def phase(self, epoch: int) -> Hashable:

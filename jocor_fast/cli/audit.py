@@ -34,19 +34,19 @@ USAGE = "[RUN] [OPTIONS]"
 HOW_TO_GO_ON = "run it again"
 DESCRIPTION = """\
 Rank the training labels of a run by how probably they are wrong, estimate how
-many are and what the classes are taken for, and suggest the right ones. Written
-are suspicious.csv (all samples, the most suspicious first), audit.json,
-noise-matrix.png and audit.html, a page that needs no server: pictures class by
-class, to be looked through and exported as corrected labels. Networks that have
-memorised wrong labels do not find them, and what networks cannot learn they
-take for wrong. Only samples that they were not trained on show either: where
-there are test data, or the run held some out (--val-fraction), a warning tells
-of networks that do no better on those than chance, and a note of those whose
-errors on test data are many.
+many are and which classes are confused, and suggest corrections. The files are
+suspicious.csv (all samples, the most suspicious first), audit.json,
+noise-matrix.png and audit.html, a page that needs no server: review pictures
+class by class and export the corrected labels.
+
+Networks miss wrong labels that they memorised, and take samples that they
+cannot learn for wrong. Unseen samples reveal both: with test data or held-out
+data (--val-fraction), a warning reports accuracy no better than chance, and a
+note reports a high test error.
 
 With --features, --labels and --output, no run is needed: the samples are
-embeddings from any encoder. Small networks are trained on them, each on four
-fifths, and judge the rest, with what a row's nearest neighbours are labelled."""
+embeddings from any encoder. Small networks, each trained on four fifths of
+them, judge the rest together with the labels of nearest neighbours."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -27,7 +27,7 @@ NEEDED = ("features", "labels", "output")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what goes with --features."""
-    group = parser.add_argument_group("labels of features, in place of RUN")
+    group = parser.add_argument_group("embeddings, in place of RUN")
     group.add_argument("--features", metavar="FILE", help="embeddings [N, D]: FILE.npy, FILE.npz:KEY or FILE.pt:KEY")
     group.add_argument("--labels", metavar="FILE", help="their labels, in the forms that train takes")
     group.add_argument("--names", metavar="FILE.txt", help="class names for the page, a line each")

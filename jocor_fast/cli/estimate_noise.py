@@ -28,10 +28,10 @@ DESCRIPTION = """\
 Estimate the share of wrong labels (τ, for train --forget-rate) and the noise
 matrix. Where a part with true labels is held out (--val-fraction with
 --val-labels clean), its wrong labels are counted. Otherwise two networks are
-trained briefly, each on half of the data, and predict the other half; if the
-data set has a validation set with true labels, it shows how often they err.
-Without one, networks that cannot learn the classes find too many wrong labels;
-a warning says so. train --forget-rate auto does the same before it trains."""
+trained briefly, each on half of the data, and predict the other half; their
+error rate is measured on a validation set with true labels, if there is one.
+Without it, networks that cannot learn the classes overestimate, with a warning.
+train --forget-rate auto does the same before it trains."""
 
 MATRIX = "transition.npy"
 TAKEN = (

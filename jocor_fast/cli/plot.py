@@ -19,7 +19,7 @@ from jocor_fast.report.curves import draw_comparison
 from jocor_fast.report.noise_matrix import draw_noise_matrices, realised_matrix
 from jocor_fast.report.screen import counted, say, say_subjects
 
-SUMMARY = "draw runs in one figure, and their noise matrices"
+SUMMARY = "draw runs and their noise matrices"
 USAGE = "RUN [RUN ...] [OPTIONS]"
 HOW_TO_GO_ON = "run it again"
 DESCRIPTION = """\
@@ -31,7 +31,7 @@ the noise matrix. RUN is the folder of a run, or a folder of runs."""
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("runs", metavar="RUN", nargs="*", help="folder of a run, or of runs")
-    parser.add_argument("--output", metavar="DIR", default=".", help="folder for the figures (default: this one)")
+    parser.add_argument("--output", metavar="DIR", default=".", help="folder for the figures (default: .)")
     declare_alone(parser, "data_root")
 
 

@@ -125,7 +125,7 @@ def build_parser() -> argparse.ArgumentParser:
         "--print-completion",
         action=_PrintCompletion,
         metavar="SHELL",
-        help=f"print what completes commands and options in {', '.join(SHELLS)}",
+        help=f"print the completion script for {', '.join(SHELLS)}",
     )
     commands = parser.add_subparsers(
         dest="command", metavar="COMMAND", help=argparse.SUPPRESS, parser_class=_CommandParser

@@ -76,7 +76,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--recipe", metavar="NAME", help="paper or published; published draws the noise once for all seeds"
     )
     training.add_argument("--val-fraction", metavar="F", help="share of the training data to hold out for validation")
-    training.add_argument("--val-labels", metavar="KIND", help="which labels to validate on, as `train` takes it")
+    training.add_argument("--val-labels", metavar="KIND", help="which labels to validate on, as for `train`")
     machine = parser.add_argument_group("machine")
     declare_alone(machine, "device")
     machine.add_argument(

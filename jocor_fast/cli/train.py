@@ -42,7 +42,7 @@ USAGE = "[OPTIONS]"
 HOW_TO_GO_ON = "use --resume to continue"
 DESCRIPTION = """\
 Train on a data set whose training labels are partly wrong: noise is added to
-known labels, or the labels come from a file. Options can also stand in a TOML
+known labels, or the labels come from a file. Options can also be in a TOML
 file (--config), with underscores for dashes:
     dataset = "mnist"
     noise = "symmetric"

@@ -71,7 +71,7 @@ class RunOptions:
     labels: str | None = option(
         None, DATA, "FILE",
         "train on these labels instead of the data set's own: FILE.npy, FILE.npz:KEY, FILE.pt:KEY, or FILE.csv with "
-        "columns id,label[,clean]; one for each training sample",
+        "columns id,label[,clean], each id of 0 … N−1 once",
     )
     clean_labels: str | None = option(
         None, DATA, "FILE", "the true labels, in the same forms; label precision is measured with them"
@@ -90,7 +90,7 @@ class RunOptions:
     )
     noise_seed: int | None = option(
         0, NOISE, "N", "random seed of the noise", idle=_nothing_drawn,
-        why="independent of --seed: runs can differ in all but their labels",
+        why="independent of --seed: runs can share the same noisy labels",
     )
     noise_matrix: str | None = option(
         None, NOISE, "FILE",
@@ -108,7 +108,7 @@ class RunOptions:
     )
     pretrained: str | None = option(
         None, TRAINING, "WEIGHTS",
-        "initial weights of all but the last layer: FILE.pt, or default for those that torchvision downloads",
+        "initial weights of all but the last layer: FILE.pt, or the word default (torchvision's weights)",
         why="drawn at random",
     )
     val_fraction: float = option(

@@ -115,7 +115,7 @@ class TrainSettings:
     method: str = option("jocor", METHOD, "NAME", "training method", choices=METHODS)
     forget_rate: float
     co_lambda: float = _of_method(
-        "jocor", "co_lambda", why="mnist, cifar10, cifar100: what the authors named; --recipe published: 0.1"
+        "jocor", "co_lambda", why="mnist, cifar10, cifar100: the authors' values; --recipe published: 0.1"
     )
     method_options: Mapping[str, int | float] = field(default_factory=dict)
     ramp_epochs: int = option(
