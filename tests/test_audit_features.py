@@ -86,6 +86,18 @@ def test_half_precision_and_mapped_files_give_the_same(tmp_path: Path, audited):
         np.testing.assert_array_equal(jf.audit_features(same, given).score, expected)
 
 
+@pytest.mark.filterwarnings("error")
+def test_arrays_that_torch_cannot_take_as_they_are_give_the_same(tmp_path: Path, audited):
+    features, _, given, found = audited
+    np.save(tmp_path / "x.npy", features)
+    mapped = np.load(tmp_path / "x.npy", mmap_mode="r")
+    turned = np.ascontiguousarray(features[::-1])[::-1]
+    for same in (mapped, turned):
+        rows = Rows(same, torch.device("cpu"))
+        torch.testing.assert_close(rows.take(slice(0, 9)), Rows(features, torch.device("cpu")).take(slice(0, 9)))
+    np.testing.assert_array_equal(jf.audit_features(turned, given).score, found.score)
+
+
 def test_another_seed_deals_other_folds(audited):
     features, _, given, found = audited
     np.testing.assert_array_equal(jf.audit_features(features, given).score, found.score)

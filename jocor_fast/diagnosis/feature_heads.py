@@ -73,7 +73,7 @@ class Rows:
 
     def take(self, rows: np.ndarray | slice) -> Tensor:
         """Return rows as float32 [B, D] on the device."""
-        picked = torch.from_numpy(np.asarray(self.features[rows], np.float32))
+        picked = torch.from_numpy(np.require(self.features[rows], np.float32, ("C", "W", "E")))  # views are copied
         return ((picked - self._mean) * self._factor).to(self.device)
 
     def chunks(self) -> Iterator[tuple[slice, Tensor]]:
