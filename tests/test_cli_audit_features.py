@@ -87,6 +87,18 @@ def test_unusable_files_end_in_an_error_that_names_them(
     assert message in capsys.readouterr().err
 
 
+def test_a_share_that_is_to_be_estimated_may_be_called_auto(folder: Path) -> None:
+    assert audit(folder, "x.npy", "y.npy") == 0
+    expected = (folder / "audit" / "suspicious.csv").read_bytes()
+    assert audit(folder, "x.npy", "y.npy", "--forget-rate=auto") == 0
+    assert (folder / "audit" / "suspicious.csv").read_bytes() == expected
+
+
+def test_a_table_of_paths_without_paths_is_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert audit(folder, "x.npy", "y.npy", f"--paths={folder / 'y.csv'}") == 1
+    assert "line 1: the header must have the columns id, path, got 'id,label'" in capsys.readouterr().err
+
+
 def test_features_without_labels_or_output_are_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["audit", f"--features={folder / 'x.npy'}", f"--output={folder / 'audit'}"]) == 2
     assert "together, got no --labels" in capsys.readouterr().err

@@ -45,7 +45,7 @@ def run(arguments: argparse.Namespace, most: int, console: Console) -> int:
         if getattr(arguments, name) is None:
             raise ConfigError(f"audit takes --features, --labels and --output together, got no --{name}")
     seed = OPTIONS["seed"].parse(arguments.seed)
-    share = None if arguments.forget_rate is None else OPTIONS["forget_rate"].parse(arguments.forget_rate)
+    share = None if arguments.forget_rate in (None, "auto") else OPTIONS["forget_rate"].parse(arguments.forget_rate)
     device = parse_device(arguments.device)
     with phase(console, "reading the features"), called(_FLAGS):
         features = check_features(read_features(arguments.features))

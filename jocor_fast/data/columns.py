@@ -59,7 +59,8 @@ def read_table(
         if set(required) <= found.keys():
             break
     else:
-        text = f"must have the columns {', '.join(required)}, and may have {', '.join(optional)}"
+        text = f"must have the columns {', '.join(required)}"
+        text += f", and may have {', '.join(optional)}" if optional else ""
         raise DataError(f"{path}, line {line}: the header {text}, got {','.join(header)!r}")
     for name, places in found.items():
         if len(places) > 1:
