@@ -141,10 +141,12 @@ def test_unusable_input_is_refused(change, message, audited):
         jf.audit_features(*change(features, given))
 
 
-@pytest.mark.parametrize("options", [{"forget_rate": 1.0}, {"forget_rate": "half"}, {"epochs": 0}, {"num_classes": 2}])
+@pytest.mark.parametrize(
+    "options", [{"forget_rate": 1.0}, {"forget_rate": "half"}, {"epochs": 0}, {"num_classes": 2}, {"seed": -1}]
+)
 def test_arguments_out_of_range_are_refused(options, audited):
     features, _, given, _ = audited
-    with pytest.raises((TypeError, ValueError), match=r"forget_rate|epochs|labels must lie in 0 … 1"):
+    with pytest.raises((TypeError, ValueError), match=r"forget_rate|epochs|seed|labels must lie in 0 … 1"):
         jf.audit_features(features, given, **options)
 
 

@@ -71,6 +71,7 @@ def test_a_mapped_file_and_numbers_give_the_same_list(folder: Path) -> None:
         ("y.npy", "y.npy", (), 2, "--features must have shape"),
         ("x.npy", "y.npy", ("run",), 2, "the folder of a run or --features, got both"),
         ("x.npy", "y.npy", ("--forget-rate=1",), 2, "--forget-rate must lie in [0, 1), got"),
+        ("x.npy", "y.npy", ("--seed=-1",), 2, "--seed must be at least 0, got -1"),
         ("x.npy", "y.npy", ("--names=y.csv",), 1, "y.csv"),
     ],
 )

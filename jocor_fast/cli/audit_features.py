@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 from rich.console import Console
 
+from jocor_fast.arguments import at_least
 from jocor_fast.cli.flags import declare_alone, parse_device
 from jocor_fast.config.options import OPTIONS
 from jocor_fast.data.arrays import NpzArchive, map_npy, read_pt, reading, split_key, user_path
@@ -44,7 +45,8 @@ def run(arguments: argparse.Namespace, most: int, console: Console) -> int:
     for name in NEEDED:
         if getattr(arguments, name) is None:
             raise ConfigError(f"audit takes --features, --labels and --output together, got no --{name}")
-    seed = OPTIONS["seed"].parse(arguments.seed)
+    with called({"seed": "--seed"}):
+        seed = at_least("seed", OPTIONS["seed"].parse(arguments.seed), 0)
     share = None if arguments.forget_rate in (None, "auto") else OPTIONS["forget_rate"].parse(arguments.forget_rate)
     device = parse_device(arguments.device)
     with phase(console, "reading the features"), called(_FLAGS):

@@ -30,7 +30,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from jocor_fast.arguments import as_integer, at_least, check_forget_rate
+from jocor_fast.arguments import at_least, check_forget_rate
 from jocor_fast.data.arrays import user_path
 from jocor_fast.data.classes import as_array, class_numbers, number_classes
 from jocor_fast.diagnosis.audit_files import AuditFiles
@@ -106,7 +106,7 @@ def audit_features(
         given,
         len(classes) if classes is not None else max(int(given.max()) + 1, num_classes or 0),
         share=rate,
-        seed=as_integer("seed", seed),
+        seed=at_least("seed", seed, 0),
         device=resolve_device(str(device)),
         epochs=None if epochs is None else at_least("epochs", epochs, 1),
         classes=classes,
