@@ -127,6 +127,10 @@ def test_pairs_of_classes_that_are_mixed_up_are_ranked_above_hard_samples():
     ("change", "message"),
     [
         (lambda x, y: (x * np.where(np.arange(len(x)) == 7, np.nan, 1)[:, None], y), "finite, got nan in row 7"),
+        (
+            lambda x, y: (np.where(x == x[5, 0], 1e300, x.astype(float)), y),
+            "features must fit in float32, got 1e[+]300 in row 5",
+        ),
         (lambda x, y: (x * 0, y), "features must have a column that is not constant"),
         (lambda x, y: (x[:, 0], y), "features must have shape"),
         (lambda x, y: (x[:9], y[:9]), "N ≥ 10"),
@@ -142,12 +146,21 @@ def test_unusable_input_is_refused(change, message, audited):
 
 
 @pytest.mark.parametrize(
-    "options", [{"forget_rate": 1.0}, {"forget_rate": "half"}, {"epochs": 0}, {"num_classes": 2}, {"seed": -1}]
+    "options",
+    [{"forget_rate": 1.0}, {"forget_rate": "half"}, {"epochs": 0}, {"num_classes": 2}, {"seed": -1}, {"device": "gpu"}],
 )
 def test_arguments_out_of_range_are_refused(options, audited):
     features, _, given, _ = audited
-    with pytest.raises((TypeError, ValueError), match=r"forget_rate|epochs|seed|labels must lie in 0 … 1"):
+    with pytest.raises(
+        (TypeError, ValueError), match=r"forget_rate|epochs|seed|device must be auto|labels must lie in 0 … 1"
+    ):
         jf.audit_features(features, given, **options)
+
+
+def test_an_output_that_is_a_file_is_refused_first(tmp_path: Path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(NotADirectoryError):
+        jf.audit_features("no features", [], output=tmp_path / "file")
 
 
 def test_columns_share_a_scale_unless_their_units_differ():

@@ -69,7 +69,7 @@ def test_a_mapped_file_and_numbers_give_the_same_list(folder: Path) -> None:
         ("absent.npy", "y.csv", (), 1, "absent.npy does not exist"),
         ("x.txt", "y.csv", (), 2, "--features must be given as FILE.npy"),
         ("y.npy", "y.npy", (), 2, "--features must have shape"),
-        ("x.npy", "y.npy", ("run",), 2, "the folder of a run or --features, got both"),
+        ("x.npy", "y.npy", ("run",), 2, "the folder of a run, or --features and --labels, got both"),
         ("x.npy", "y.npy", ("--forget-rate=1",), 2, "--forget-rate must lie in [0, 1), got"),
         ("x.npy", "y.npy", ("--seed=-1",), 2, "--seed must be at least 0, got -1"),
         ("x.npy", "y.npy", ("--names=y.csv",), 1, "y.csv"),
@@ -103,3 +103,16 @@ def test_a_table_of_paths_without_paths_is_refused(folder: Path, capsys: pytest.
 def test_features_without_labels_or_output_are_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["audit", f"--features={folder / 'x.npy'}", f"--output={folder / 'audit'}"]) == 2
     assert "together, got no --labels" in capsys.readouterr().err
+
+
+def test_an_output_that_is_a_file_is_refused_before_anything_is_read(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["audit", "--features=absent.npy", "--labels=y.npy", f"--output={folder / 'x.npy'}"]) == 1
+    assert "x.npy: Not a directory" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", ["--names=n.txt", "--paths=p.csv", "--forget-rate=0.1"])
+def test_an_option_of_features_is_refused_with_a_run(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["audit", "run", option]) == 2
+    assert f"{option.partition('=')[0]} goes with --features" in capsys.readouterr().err

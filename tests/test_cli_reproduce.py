@@ -102,7 +102,7 @@ def test_stopping_it_stops_its_runs(number: int, code: int, sentence: str, capsy
     with signalled(number, lambda: metrics.exists() and metrics.stat().st_size > 0):
         assert main([*QUICK, "--epochs", "100000", "--methods", "jocor"]) == code
     error = capsys.readouterr().err
-    assert error == f"jocor-fast: error: {sentence}; the same command continues where this one stopped\n"
+    assert error == f"jocor-fast: error: {sentence}; run the same command again to continue\n"
     summary = json.loads((metrics.parent / "summary.json").read_text(encoding="utf-8"))
     assert summary["status"] == "interrupted"
     size = metrics.stat().st_size

@@ -211,7 +211,7 @@ def test_a_search_goes_on_where_it_stopped_and_refuses_other_settings(
     with monkeypatch.context() as patch:
         patch.setattr(QueuedRun, "start", interrupted)
         assert search(*TWO) == 130
-    assert "the same command continues where this one stopped" in capfd.readouterr().err
+    assert "run the same command again to continue" in capfd.readouterr().err
     assert not Path("out/search.json").exists()
     assert search(*TWO) == 0
     assert len(started) == 3, "the run of before is not made again"

@@ -154,3 +154,9 @@ def test_arrays_of_jf_train_are_what_was_given() -> None:
     )  # fmt: skip
     assert run.metrics[-1]["label_precision"] is None
     assert run.summary["realised_noise_rate"] is None
+
+
+def test_a_rate_of_clean_noise_is_refused(wrong: np.ndarray, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ("--noise=clean", "--noise-rate=0.3", "--forget-rate=0.1")
+    assert main(["train", "--dataset=npz:own.npz", *QUICK, *options]) == 2
+    assert "--noise-rate must be 0 for clean labels, got 0.3" in capsys.readouterr().err

@@ -67,6 +67,9 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     most = parse_count("--images", arguments.images, MOST_IMAGES, least=0)
     if arguments.features is not None or arguments.labels is not None:
         return audit_features.run(arguments, most, console)
+    for name in audit_features.OPTIONAL:
+        if getattr(arguments, name) is not None:
+            raise ConfigError(f"--{name.replace('_', '-')} goes with --features")
     if len(arguments.runs) != 1:
         raise ConfigError(f"audit takes the folder of one run, got {len(arguments.runs) or 'none'}")
     folder = Path(arguments.runs[0])

@@ -19,11 +19,13 @@ from jocor_fast.data.labels import read_own_labels
 from jocor_fast.diagnosis.audit_files import AuditFiles
 from jocor_fast.diagnosis.feature_audit import audit_rows, check_features, memory_needed
 from jocor_fast.errors import ConfigError, DataError, called
+from jocor_fast.files.whole_file import check_writable
 from jocor_fast.report.screen import phase, say, say_subjects
 from jocor_fast.report.tables import percent
 
 _FLAGS = {"features": "--features", "labels": "--labels", "forget_rate": "--forget-rate"}
 NEEDED = ("features", "labels", "output")
+OPTIONAL = ("names", "paths", "forget_rate")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -41,10 +43,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace, most: int, console: Console) -> int:
     """Write the files and say what was found; 0, or a ConfigError or DataError."""
     if arguments.runs:
-        raise ConfigError("audit takes the folder of a run or --features, got both")
+        raise ConfigError("audit takes the folder of a run, or --features and --labels, got both")
     for name in NEEDED:
         if getattr(arguments, name) is None:
             raise ConfigError(f"audit takes --features, --labels and --output together, got no --{name}")
+    check_writable(user_path(arguments.output))
     with called({"seed": "--seed"}):
         seed = at_least("seed", OPTIONS["seed"].parse(arguments.seed), 0)
     share = None if arguments.forget_rate in (None, "auto") else OPTIONS["forget_rate"].parse(arguments.forget_rate)

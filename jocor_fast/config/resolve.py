@@ -254,6 +254,8 @@ def _decide_noise(config: Config) -> None:
             raise ConfigError(f"{kind} needs --noise-rate, the share of labels to flip")
     elif not config.given("noise_rate"):
         config.decide("noise_rate", 0.0)
+    elif config.noise_rate:
+        raise ConfigError(f"{config.label('noise_rate')} must be 0 for clean labels, got {config.noise_rate}")
 
 
 def _decide_training(config: Config, values: dict[str, Any]) -> None:

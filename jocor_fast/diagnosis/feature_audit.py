@@ -38,7 +38,9 @@ from jocor_fast.diagnosis.feature_heads import CHUNK_ROWS, FOLDS, HeldOut, Rows,
 from jocor_fast.diagnosis.feature_neighbours import MOST_DIRECTIONS, MOST_REFERENCES, QUERIES, neighbour_votes
 from jocor_fast.diagnosis.noise_estimate import rate_and_rows, surest
 from jocor_fast.diagnosis.wrong_labels import WRONG, Audit
+from jocor_fast.engine.settings import device_name
 from jocor_fast.errors import ArgumentTypeError, ArgumentValueError
+from jocor_fast.files.whole_file import check_writable
 from jocor_fast.machine import own_modes, resolve_device
 from jocor_fast.noise.estimate import pair_counts, rows_of_counts
 
@@ -97,7 +99,11 @@ def audit_features(
             wrong type.
         ValueError: features are not [N, D] with N ≥ 10, not finite, or all constant; labels are not N, or all the
             same; or another argument is out of its range.
+        OSError: the output folder cannot be written.
     """
+    folder = None if output is None else user_path(output)
+    if folder is not None:
+        check_writable(folder)
     table = check_features(features)
     given, classes = _given_labels(labels, len(table), num_classes)
     rate = None if isinstance(forget_rate, str) and forget_rate == "auto" else check_forget_rate(forget_rate)  # type: ignore[arg-type]
@@ -107,14 +113,14 @@ def audit_features(
         len(classes) if classes is not None else max(int(given.max()) + 1, num_classes or 0),
         share=rate,
         seed=at_least("seed", seed, 0),
-        device=resolve_device(str(device)),
+        device=resolve_device(device_name(device)),
         epochs=None if epochs is None else at_least("epochs", epochs, 1),
         classes=classes,
     )
-    if output is not None:
+    if folder is not None:
         labels = classes or tuple(map(str, range(len(found.noise_matrix))))
         files = AuditFiles("features", found, labels, labels, ids=np.arange(len(given)), given_labels=given)
-        files.write_all(user_path(output), corrected=True)
+        files.write_all(folder, corrected=True)
     return found
 
 

@@ -43,13 +43,13 @@ class Rows:
     """
 
     def __init__(self, features: np.ndarray, device: torch.device) -> None:
-        """Read the features once; ArgumentValueError where a number is not finite."""
+        """Read the features once; ArgumentValueError where a number is not finite, or too large for float32."""
         self.features, self.device = features, device
         total, squares = np.zeros(self.width), np.zeros(self.width)
         offset = np.asarray(features[0], np.float64)  # near the mean: squares keep their digits
         for start in range(0, len(self), CHUNK_ROWS):
             chunk = np.asarray(features[start : start + CHUNK_ROWS], np.float64)
-            _check_finite(chunk, start)
+            _check_numbers(chunk, start)
             total += (chunk - offset).sum(0)
             squares += np.square(chunk - offset).sum(0)
         mean = total / len(self)
@@ -209,10 +209,10 @@ def _joint_loss(logits: Tensor, labels: np.ndarray, fold: np.ndarray, forget_rat
     return torch.stack(losses).sum(), selected
 
 
-def _check_finite(chunk: np.ndarray, start: int) -> None:
-    finite = np.isfinite(chunk)
-    if not finite.all():
-        row, column = np.argwhere(~finite)[0]
-        raise ArgumentValueError(
-            "features", f"must be finite, got {chunk[row, column]} in row {start + row}, column {column}"
-        )
+def _check_numbers(chunk: np.ndarray, start: int) -> None:
+    usable = np.abs(chunk) <= np.finfo(np.float32).max  # NaN fails the comparison
+    if not usable.all():
+        row, column = np.argwhere(~usable)[0]
+        number = chunk[row, column]
+        rule = "fit in float32" if np.isfinite(number) else "be finite"
+        raise ArgumentValueError("features", f"must {rule}, got {number} in row {start + row}, column {column}")
