@@ -231,7 +231,7 @@ def write_other_suffixes(folder: Path) -> None:
 def test_images_are_taken_whatever_their_suffix_and_the_rest_is_counted_by_it(tmp_path: Path) -> None:
     """Case 52."""
     write_other_suffixes(tmp_path)
-    os.mkfifo(tmp_path / "cat" / "pipe")  # which nobody opens
+    os.mkfifo(tmp_path / "cat" / "pipe")  # without a writer
     dataset = loaded(f"folder:{tmp_path}")
     assert dataset.class_names == ("cat", "dog", "fox")
     assert [Path(path).suffix for path in dataset.train.inputs.paths] == [

@@ -224,7 +224,7 @@ def test_a_run_goes_on_bitwise_after_sigterm(together: list[Results]) -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="finds processes by /proc")
 def test_a_run_goes_on_bitwise_after_a_process_was_killed(together: list[Results], tmp_path: Path) -> None:
     # A restart to spare: torch has once been seen to abort while a process ended ("terminate called without an active
-    # exception"). What it starts again finds the run as it is, so that the result is the same.
+    # exception"). What it starts again finds the run as it is: the result is the same.
     run = Torchrun(tmp_path, restarts=2)
     run.wait_for_epoch(3)
     os.kill(run.worker(1), signal.SIGKILL)

@@ -36,7 +36,7 @@ _OTHER_FOLD = -1
 class Rows:
     """Features [N, D] as the networks get them, read in pieces: they may be a file mapped into memory.
 
-    All columns are centred, and divided by one number so that their mean variance is 1: the components of embeddings
+    All columns are centred, and divided by one number to give them a mean variance of 1: the components of embeddings
     have the spread that they deserve (principal components whitened predict .705 of CIFAR-10, and .711 as they are).
     Where the spreads differ by a factor of more than 100, as of measurements in different units, each column is
     divided by its own. Constant columns become 0.
