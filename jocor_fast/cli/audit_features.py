@@ -12,7 +12,7 @@ from rich.console import Console
 from jocor_fast.arguments import at_least
 from jocor_fast.cli.flags import declare_alone, parse_device
 from jocor_fast.config.options import OPTIONS
-from jocor_fast.data.arrays import NpzArchive, map_npy, read_pt, reading, split_key, user_path
+from jocor_fast.data.arrays import read_array, reading, split_key, user_path
 from jocor_fast.data.columns import read_table
 from jocor_fast.data.images.thumbnails import image_file_uri
 from jocor_fast.data.labels import read_own_labels
@@ -53,7 +53,7 @@ def run(arguments: argparse.Namespace, most: int, console: Console) -> int:
     share = None if arguments.forget_rate in (None, "auto") else OPTIONS["forget_rate"].parse(arguments.forget_rate)
     device = parse_device(arguments.device)
     with phase(console, "reading the features"), called(_FLAGS):
-        features = check_features(read_features(arguments.features))
+        features = check_features(read_array(arguments.features, "features", mapped=True))
         given, table = read_own_labels(arguments.labels, len(features))
     num_classes = int(given.max()) + 1 if table is None else len(table)
     labels = [str(number) for number in range(num_classes)] if table is None else table
@@ -90,20 +90,6 @@ def run(arguments: argparse.Namespace, most: int, console: Console) -> int:
     }
     say_subjects(console, {**subjects, **files})
     return 0
-
-
-def read_features(spec: str) -> np.ndarray:
-    """Return the features in a file; a .npy is mapped into memory, and read in pieces."""
-    file, key = split_key(spec)
-    path = user_path(file)
-    if path.suffix == ".npy":
-        return map_npy(path)
-    if path.suffix == ".npz":
-        with NpzArchive(path) as archive:
-            return archive.read(key)
-    if path.suffix == ".pt":
-        return np.asarray(read_pt(path, key))
-    raise ConfigError(f"--features must be given as FILE.npy, FILE.npz:KEY or FILE.pt:KEY, got {spec!r}")
 
 
 def read_names(spec: str, num_classes: int) -> Sequence[str]:

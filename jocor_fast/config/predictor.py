@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from jocor_fast.data.arrays import NpzArchive, read_npy, split_key
+from jocor_fast.data.arrays import read_array
 from jocor_fast.data.dataset import Dataset
 from jocor_fast.data.images.image_file import BadImage, decode_by_pillow, read_bytes
 from jocor_fast.data.images.pillow_decoder import PillowDecoder
@@ -122,12 +122,7 @@ class Predictor:
         Raises:
             DataError: the file cannot be read, or holds inputs of another shape or kind.
         """
-        file, key = split_key(spec)
-        if file.lower().endswith(".npz"):
-            with NpzArchive(file) as archive:
-                array = archive.read(key)
-        else:
-            array = read_npy(spec)
+        array = read_array(spec, "PATH")
         if array.shape == self.shape:
             array = array[None]
         inputs = as_inputs(array, spec)

@@ -6,7 +6,7 @@ import contextlib
 import os
 import re
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -14,8 +14,9 @@ import numpy as np
 import torch
 
 from jocor_fast.data.pickled_arrays import STAND_INS, unpickled, unwrapped
-from jocor_fast.errors import DataError
+from jocor_fast.errors import ArgumentValueError, DataError
 
+ARRAY_FORMS = "FILE.npy, FILE.npz:KEY or FILE.pt:KEY"
 _STAND_INS: list[Any] = [(stand_in, name) for name, stand_in in STAND_INS.items()]  # torch's order of the two
 _KEYS_NAMED = 20  # in a message; a network's state_dict() has hundreds
 
@@ -58,28 +59,40 @@ def reading(path: str | os.PathLike[str], kind: str) -> Iterator[None]:
         raise DataError(f"{name} is not {kind}: {_reason(error)}") from error
 
 
-def read_npy(path: str | os.PathLike[str]) -> np.ndarray:
-    """Return the array of a .npy file; DataError where it is none, or one of objects that are no numbers or strings."""
+def read_array(spec: str, argument: str, forms: str = ARRAY_FORMS, *, mapped: bool = False) -> Any:
+    """Return the array in a file as `ARRAY_FORMS` has it; of a .pt file also a tensor or a list.
+
+    Raises:
+        ArgumentValueError: the argument of that name is of another form; the message names `forms`.
+        DataError: the file is absent or broken, or has no such array.
+    """
+    file, key = split_key(os.fspath(spec))
+    path = user_path(file)
+    suffix = path.suffix.lower()
+    if suffix == ".npy":
+        return read_npy(path, mapped=mapped)
+    if suffix == ".npz":
+        return read_npz(path, lambda keys: [key])[0]
+    if suffix == ".pt":
+        return read_pt(path, key)
+    raise ArgumentValueError(argument, f"must be given as {forms}, got {spec!r}")
+
+
+def read_npy(path: str | os.PathLike[str], *, mapped: bool = False) -> np.ndarray:
+    """Return the array of a .npy file, if `mapped` mapped into memory, to be read where it is used.
+
+    Raises:
+        DataError: it is none, or one of objects that are no numbers or strings.
+    """
     with reading(path, "a .npy array"), open(path, "rb") as file:
         objects = _object_array(file, os.fspath(path), "array")
         if objects is not None:
             return objects
-        array = np.load(file, allow_pickle=False)
+        array = np.load(path, mmap_mode="r", allow_pickle=False) if mapped else np.load(file, allow_pickle=False)
         if isinstance(array, np.ndarray):
             return array
         array.close()
         raise DataError(f"{os.fspath(path)} is an .npz archive, not a .npy array")
-
-
-def map_npy(path: str | os.PathLike[str]) -> np.ndarray:
-    """Return the array of a .npy file mapped into memory, read where it is used; errors are those of `read_npy`."""
-    with reading(path, "a .npy array"), open(path, "rb") as file:
-        np.lib.format.read_magic(file)
-        file.seek(0)
-        if _object_array(file, os.fspath(path), "array") is not None:
-            return read_npy(path)
-        mapped: np.ndarray = np.load(path, mmap_mode="r", allow_pickle=False)
-        return mapped
 
 
 def _object_array(file: IO[bytes], where: str, name: str) -> np.ndarray | None:
@@ -105,36 +118,25 @@ def _object_array(file: IO[bytes], where: str, name: str) -> np.ndarray | None:
         ) from None
 
 
-class NpzArchive(contextlib.AbstractContextManager["NpzArchive"]):
-    """The arrays of an .npz file, each read when it is asked for."""
+def read_npz(path: str | os.PathLike[str], choose: Callable[[Sequence[str]], Sequence[str | None]]) -> list[np.ndarray]:
+    """Return the arrays of an .npz file that `choose` picks from their names; others are not read.
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        """Open the file; DataError where it is no .npz archive."""
-        self.path = Path(path)
-        with reading(path, "an .npz archive"), contextlib.ExitStack() as on_error:
-            file = on_error.enter_context(open(path, "rb"))  # np.load leaves a broken archive open
-            archive = np.load(file, allow_pickle=False)
-            if not isinstance(archive, np.lib.npyio.NpzFile):
-                raise DataError(f"{self.path} is a single array, not an .npz archive")
-            assert archive.zip is not None
-            self._archive, self._zip, self._file = archive, archive.zip, file
-            on_error.pop_all()
-
-    @property
-    def keys(self) -> tuple[str, ...]:
-        return tuple(self._archive.files)
-
-    def read(self, key: str | None) -> np.ndarray:
-        """Return one array; DataError where none is named or there is none so named, or as for `read_npy`."""
-        key = _named(os.fspath(self.path), "array", key, self.keys)
-        with reading(self.path, "an .npz archive"):
-            with self._zip.open(self._zip.namelist()[self.keys.index(key)]) as file:
-                objects = _object_array(file, f"{self.path}: {key}", key)
-            return self._archive[key] if objects is None else objects
-
-    def __exit__(self, *exception: object) -> None:
-        self._archive.close()
-        self._file.close()
+    Raises:
+        DataError: it is no .npz archive, None is picked or what is not in it, or as for `read_npy`.
+    """
+    name = os.fspath(path)
+    with reading(path, "an .npz archive"), open(path, "rb") as file:  # np.load leaves a broken archive open
+        archive = np.load(file, allow_pickle=False)
+        if not isinstance(archive, np.lib.npyio.NpzFile):
+            raise DataError(f"{name} is a single array, not an .npz archive")
+        assert archive.zip is not None
+        arrays = []
+        for chosen in choose(archive.files):
+            key = _named(name, "array", chosen, archive.files)
+            with archive.zip.open(archive.zip.namelist()[archive.files.index(key)]) as member:
+                objects = _object_array(member, f"{name}: {key}", key)
+            arrays.append(archive[key] if objects is None else objects)
+        return arrays
 
 
 def read_saved(path: str | os.PathLike[str], kind: str) -> Any:

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from jocor_fast.data.arrays import NpzArchive, read_npy, read_pt, split_key, user_path
+from jocor_fast.data.arrays import read_array, user_path
 from jocor_fast.data.classes import LabelError, class_numbers, number_classes
 from jocor_fast.data.columns import read_table
-from jocor_fast.errors import ArgumentValueError, DataError
+from jocor_fast.errors import DataError
 
 _FORMS = "FILE.npy, FILE.npz:KEY, FILE.pt:KEY or FILE.csv"
 _FEWEST_TO_JUDGE = 100  # labels, to tell an order that is chance's
@@ -175,20 +175,10 @@ def _decoding_errors(label_table: Sequence[str] | None) -> str:
 
 def _read_columns(argument: str, spec: str, num_samples: int, errors: str) -> tuple[_Column, _Column | None]:
     """The labels, and the clean ones where the file has them too."""
-    spec = os.fspath(spec)
-    file, key = split_key(spec)
-    path = user_path(file)
-    suffix = path.suffix.lower()
-    if suffix == ".pt":
-        return _Column(spec, read_pt(path, key)), None
-    if suffix == ".npz":
-        with NpzArchive(path) as archive:
-            return _Column(spec, archive.read(key)), None
-    if suffix == ".npy":
-        return _Column(spec, read_npy(path)), None
-    if suffix == ".csv":
+    path = user_path(spec)
+    if path.suffix.lower() == ".csv":
         return _read_csv(path, num_samples, errors)
-    raise ArgumentValueError(argument, f"must be given as {_FORMS}, got {spec!r}")
+    return _Column(os.fspath(spec), read_array(spec, argument, _FORMS)), None
 
 
 def _read_csv(path: Path, num_samples: int, errors: str) -> tuple[_Column, _Column | None]:

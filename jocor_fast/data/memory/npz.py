@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
-from jocor_fast.data.arrays import NpzArchive
+from jocor_fast.data.arrays import read_npz
 from jocor_fast.data.classes import class_numbers, number_classes
 from jocor_fast.data.dataset import Dataset, Entry, in_memory
 from jocor_fast.errors import DataError
@@ -61,18 +62,21 @@ NPZ = Entry(
 
 
 def _read_parts(path: Path) -> _Parts:
-    with NpzArchive(path) as archive:
-        names = next((names for names in (_KERAS_KEYS, _MEDMNIST_KEYS) if names["train"][0] in archive.keys), None)
-        if names is None:
+    names: dict[str, tuple[str, str]] = {}
+
+    def choose(keys: Sequence[str]) -> list[str]:
+        known = next((names for names in (_KERAS_KEYS, _MEDMNIST_KEYS) if names["train"][0] in keys), None)
+        if known is None:
             raise DataError(
                 f"{path} must hold x_train and y_train, or train_images and train_labels, "
-                f"got {', '.join(archive.keys) or 'nothing'}"
+                f"got {', '.join(keys) or 'nothing'}"
             )
-        parts = {}
-        for part, (inputs, labels) in names.items():
-            if part == "train" or inputs in archive.keys or labels in archive.keys:
-                parts[part] = (as_inputs(archive.read(inputs), f"{path}: {inputs}"), archive.read(labels))
-        return parts
+        names.update({part: pair for part, pair in known.items() if part == "train" or {*pair} & {*keys}})
+        return [key for pair in names.values() for key in pair]
+
+    arrays = read_npz(path, choose)
+    pairs = zip(names.items(), arrays[::2], arrays[1::2], strict=True)
+    return {part: (as_inputs(inputs, f"{path}: {key}"), labels) for (part, (key, _)), inputs, labels in pairs}
 
 
 def as_inputs(array: np.ndarray, name: str) -> np.ndarray:
