@@ -43,7 +43,11 @@ def label_values(labels: Any, name: str = "labels") -> np.ndarray:
         TypeError: they are neither numbers nor strings; a bool is neither.
         ValueError: another shape; as a LabelError: a float that is not whole, a number that does not fit in 64 bits.
     """
-    array = _one_dimensional(labels, name)
+    array = as_array(labels, name)
+    if array.ndim == 2 and array.shape[1] == 1:
+        array = array[:, 0]
+    if array.ndim != 1:
+        raise ValueError(f"{name} must have shape (N,) or (N, 1), got {array.shape}")
     kind = array.dtype.kind
     if kind == "O":
         array = _from_objects(array, name)
@@ -144,15 +148,6 @@ def _array_of(tensor: torch.Tensor, name: str) -> np.ndarray:
     check_readable(name, tensor)
     tensor = tensor.detach().cpu()
     array: np.ndarray = (tensor.double() if tensor.is_floating_point() else tensor).numpy()  # which has no bfloat16
-    return array
-
-
-def _one_dimensional(labels: Any, name: str) -> np.ndarray:
-    array = as_array(labels, name)
-    if array.ndim == 2 and array.shape[1] == 1:
-        array = array[:, 0]
-    if array.ndim != 1:
-        raise ValueError(f"{name} must have shape (N,) or (N, 1), got {array.shape}")
     return array
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import os
 import warnings
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from jocor_fast.data.arrays import reading
@@ -66,8 +66,12 @@ def read_table(
         if len(places) > 1:
             candidates = " and ".join(repr(header[place]) for place in places)
             raise DataError(f"{path}, line {line}: {candidates} could both be the column {name}; rename all but one")
-    known = NAMES["path"] if index else ()  # where rows go by number, files' names are for people
-    _warn_of_others(path, header, {places[0] for places in found.values()}, known)
+    used = {places[0] for places in found.values()}
+    known = (*_INDEX, *(NAMES["path"] if index else ()))  # where rows go by number, files' names are for people
+    names = enumerate(cell.strip() for cell in header)
+    others = [name for place, name in names if place not in used and name.casefold() not in known]
+    if others:
+        warnings.warn(f"{path}: columns that are not read: {', '.join(others)}", stacklevel=2)
     rows = _rows(path, delimiter, errors, strict=True)
     next(rows)
     for line, cells in rows:
@@ -83,13 +87,6 @@ def _columns(header: Sequence[str], wanted: Sequence[str], index: str) -> dict[s
     if index and not found[index] and names and names[0] in _INDEX:
         found[index] = [0]
     return {name: places for name, places in found.items() if places}
-
-
-def _warn_of_others(path: Path, header: Sequence[str], used: Collection[int], known: Collection[str]) -> None:
-    names = enumerate(cell.strip() for cell in header)
-    others = [name for place, name in names if place not in used and name.casefold() not in (*_INDEX, *known)]
-    if others:
-        warnings.warn(f"{path}: columns that are not read: {', '.join(others)}", stacklevel=2)
 
 
 def _rows(path: Path, delimiter: str, errors: str, *, strict: bool) -> Iterator[tuple[int, list[str]]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 from collections.abc import Sequence
@@ -143,14 +144,10 @@ def _parsed(texts: Sequence[str], label_table: Sequence[str] | None) -> Sequence
 
 
 def _number(text: str) -> float | None:
-    try:
-        return int(text)
-    except ValueError:
-        pass
-    try:
-        return float(text)
-    except ValueError:
-        return None
+    for kind in (int, float):
+        with contextlib.suppress(ValueError):
+            return kind(text)
+    return None
 
 
 def _check_order(clean: np.ndarray, dataset_labels: np.ndarray, source: str, own_are_clean: bool) -> None:

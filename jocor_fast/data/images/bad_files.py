@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -11,7 +10,7 @@ from jocor_fast.errors import DataError
 
 
 class BadFiles:
-    """Shared by the sources of a run, whose threads report to it; a file that is known is never tried again.
+    """Shared by the sources of a run, which report to it; a file that is known is never tried again.
 
     Attributes:
         reasons: by the file's path as the data set lists it, in the order in which they were met.
@@ -21,7 +20,6 @@ class BadFiles:
         """Where `strict`, the first report is the end of the run."""
         self.strict = strict
         self.reasons: dict[str, str] = {}
-        self._lock = threading.Lock()
 
     def __len__(self) -> int:
         return len(self.reasons)
@@ -37,8 +35,7 @@ class BadFiles:
         """
         if self.strict:
             raise DataError(f"{folder / path} cannot be used ({reason}), and no file may be skipped", "strict")
-        with self._lock:
-            self.reasons.setdefault(path, " ".join(reason.split()))
+        self.reasons.setdefault(path, " ".join(reason.split()))
 
     def restore(self, reasons: Mapping[str, str]) -> None:
         """Know what a checkpoint knew."""

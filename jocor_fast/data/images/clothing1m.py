@@ -45,25 +45,27 @@ def load_clothing1m(wanted: Wanted) -> Dataset:
         DataError: a list is absent or a line of it wrong (the sentence names file and line), or an image that is
             trained on is validated or tested on too.
     """
-    folder, lists = _find(wanted)
+    folder = find_clothing1m(wanted.folders)
+    if folder is None:
+        places, files = " or ".join(map(str, wanted.folders)), ", ".join(REQUIRED)
+        raise DataError(
+            f"{wanted.name} is not in {places}: there must be {files} (there, or in annotations/) and images/; "
+            f"{WHERE_FROM}"
+        )
+    lists = lists_folder(folder)
+    missing = [name for name in REQUIRED if not (lists / name).exists()]
+    if missing:
+        raise DataError(f"{lists} has no {', '.join(missing)}")
     names = tuple(text for _, text in _lines(lists / CATEGORIES))
     noisy, clean = (_read_labels(lists / name, len(names)) for name in (NOISY_LABELS, CLEAN_LABELS))
     train_keys, val_keys, test_keys = (_read_keys(lists / name) for name in (NOISY_TRAIN, CLEAN_VAL, CLEAN_TEST))
     _check_leak(lists, train_keys, {CLEAN_VAL: val_keys, CLEAN_TEST: test_keys})
     notes: list[str] = []
-    parts = [
-        _labelled(folder, lists / name, keys, labels, notes)
-        for name, keys, labels in (
-            (NOISY_TRAIN, train_keys, noisy),
-            (CLEAN_VAL, val_keys, clean),
-            (CLEAN_TEST, test_keys, clean),
-        )
-    ]
     return Dataset(
         wanted.name,
-        train=parts[0],
-        val=parts[1],
-        test=parts[2],
+        train=_labelled(folder, lists / NOISY_TRAIN, train_keys, noisy, notes),
+        val=_labelled(folder, lists / CLEAN_VAL, val_keys, clean, notes),
+        test=_labelled(folder, lists / CLEAN_TEST, test_keys, clean, notes),
         class_names=names,
         noise_estimate=_noise_estimate(lists / CLEAN_TRAIN, noisy, clean),
         notes=tuple(notes),
@@ -80,22 +82,6 @@ def lists_folder(folder: Path) -> Path:
 def find_clothing1m(folders: Sequence[Path]) -> Path | None:
     """The first of the folders that the data set lies in, by its list of training keys; None where it is in none."""
     return next((folder for folder in folders if (lists_folder(folder) / NOISY_TRAIN).exists()), None)
-
-
-def _find(wanted: Wanted) -> tuple[Path, Path]:
-    """The data set's folder, and the one of its lists."""
-    folder = find_clothing1m(wanted.folders)
-    if folder is None:
-        places, files = " or ".join(map(str, wanted.folders)), ", ".join(REQUIRED)
-        raise DataError(
-            f"{wanted.name} is not in {places}: there must be {files} (there, or in annotations/) and images/; "
-            f"{WHERE_FROM}"
-        )
-    lists = lists_folder(folder)
-    missing = [name for name in REQUIRED if not (lists / name).exists()]
-    if missing:
-        raise DataError(f"{lists} has no {', '.join(missing)}")
-    return folder, lists
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:

@@ -9,7 +9,7 @@ import io
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from itertools import islice
@@ -28,7 +28,7 @@ from jocor_fast.files.names import BAD_FILES, PREPARED
 from jocor_fast.files.whole_file import write_bytes, write_text
 from jocor_fast.machine import usable_cores
 
-AHEAD_PER_CORE = 8  # files handed to the threads before they are asked for
+FILES_PER_CORE = 64  # handed to the threads together: a million futures would fill the memory
 
 
 @dataclass(frozen=True)
@@ -73,8 +73,12 @@ def prepare(dataset: Dataset, output: Path, preparation: Preparation, on_file: C
     def resized(path: str) -> BadImage | None:
         return _resize(folder / path, output / path, preparation)
 
-    with ThreadPoolExecutor(usable_cores()) as threads:
-        for done, (path, fault) in enumerate(_in_order(threads, resized, paths), 1):
+    cores = usable_cores()
+    with ThreadPoolExecutor(cores) as threads:
+        at_once = FILES_PER_CORE * cores
+        parts = (paths[start : start + at_once] for start in range(0, len(paths), at_once))
+        faults = (fault for part in parts for fault in threads.map(resized, part))
+        for done, (path, fault) in enumerate(zip(paths, faults, strict=True), 1):
             if fault is not None:
                 bad_files.report(folder, path, str(fault))
             on_file(done, len(paths))
@@ -123,18 +127,6 @@ def _claim(output: Path, preparation: Preparation) -> None:
         if found != wanted:
             raise DataError(f"{output} was prepared with {found}, not with {wanted}; give another folder", "output")
     write_text(note, json.dumps(wanted) + "\n")
-
-
-def _in_order(
-    threads: ThreadPoolExecutor, work: Callable[[str], BadImage | None], paths: list[str]
-) -> Iterator[tuple[str, BadImage | None]]:
-    """The results in the order of the paths, a few started ahead: a million futures at once would fill the memory."""
-    ahead = AHEAD_PER_CORE * usable_cores()
-    started = [threads.submit(work, path) for path in paths[:ahead]]
-    for place, path in enumerate(paths):
-        yield path, started[place % ahead].result()
-        if place + ahead < len(paths):
-            started[place % ahead] = threads.submit(work, paths[place + ahead])
 
 
 def _resize(source: Path, target: Path, preparation: Preparation) -> BadImage | None:

@@ -107,13 +107,11 @@ class ImageSource:
     def first(self, count: int = 2) -> Tensor:
         """The first images that can be read, as the networks take them."""
         if self._first is None or len(self._first) < count:
-            self._first = self._read_first(max(count, 2))
+            readable = islice(self._readable(), max(count, 2))
+            one_by_one = [Loaded([sample], [item]) for sample, item in readable]  # all have room
+            with closing(self.decoder.decode(one_by_one, self._settle)) as decoded:
+                self._first = self.decoder.network_input(torch.cat([stored for _, stored in decoded]))
         return self._first[:count]
-
-    def _read_first(self, count: int) -> Tensor:
-        one_by_one = [Loaded([sample], [item]) for sample, item in islice(self._readable(), count)]  # all have room
-        with closing(self.decoder.decode(one_by_one, self._settle)) as decoded:
-            return self.decoder.network_input(torch.cat([stored for _, stored in decoded]))
 
     def batches(self, order: Tensor, batch_size: int, epoch: int = 0) -> Iterator[Batch]:
         groups = [group.tolist() for group in order.cpu().split(batch_size)]

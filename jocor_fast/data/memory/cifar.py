@@ -62,7 +62,9 @@ def load_cifar(wanted: Wanted) -> Dataset:
     name, folders, layout = wanted.name, wanted.folders, CIFAR_LAYOUTS[wanted.name]
     place = find_cifar(name, folders)
     if place is not None and place.is_dir():
-        return _load_batches(name, layout, place)
+        files = {"train": layout.train_files, "test": layout.test_files}
+        parts = {part: _read_batches([place / name for name in names], layout) for part, names in files.items()}
+        return in_memory(name, parts, layout.num_classes, source=place)
     if place is not None:
         return load_npz_dataset(place, name=name, num_classes=layout.num_classes)
     raise DataError(
@@ -85,15 +87,9 @@ def find_cifar(name: str, folders: Sequence[Path]) -> Path | None:
     return None
 
 
-def _load_batches(name: str, layout: _Layout, folder: Path) -> Dataset:
-    train_inputs, train_labels = _stacked([_read_batch(folder / file, layout) for file in layout.train_files])
-    test_inputs, test_labels = _stacked([_read_batch(folder / file, layout) for file in layout.test_files])
-    parts = {"train": (train_inputs, train_labels), "test": (test_inputs, test_labels)}
-    return in_memory(name, parts, layout.num_classes, source=folder)
-
-
-def _stacked(batches: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
-    return np.concatenate([images for images, _ in batches]), np.concatenate([labels for _, labels in batches])
+def _read_batches(paths: Sequence[Path], layout: _Layout) -> tuple[np.ndarray, np.ndarray]:
+    images, labels = zip(*(_read_batch(path, layout) for path in paths), strict=True)
+    return np.concatenate(images), np.concatenate(labels)
 
 
 def _read_batch(path: Path, layout: _Layout) -> tuple[np.ndarray, np.ndarray]:
