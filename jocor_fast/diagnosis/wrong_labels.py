@@ -27,7 +27,7 @@ from jocor_fast.data.arrays import user_path
 from jocor_fast.engine.history import SampleStatistics
 from jocor_fast.noise.estimate import pair_counts, rows_of_counts
 from jocor_fast.runs.fit import Run
-from jocor_fast.runs.folder import read_history
+from jocor_fast.runs.folder import history_in, read_whole_checkpoint
 
 LEAST_PROBABILITY = 0.01  # ε
 WRONG = 0.5  # a label with a score above is taken for wrong
@@ -86,7 +86,8 @@ def audit(run: Run | str | os.PathLike[str]) -> Audit:
         jocor_fast.errors.RunError: the folder holds no checkpoint with a history.
     """
     if isinstance(run, (str, os.PathLike)):
-        return audit_history(read_history(user_path(run)))
+        folder = user_path(run)
+        return audit_history(history_in(folder, read_whole_checkpoint(folder)))
     statistics = getattr(run, "history", None)
     if not isinstance(statistics, SampleStatistics):
         raise TypeError(f"run must be what jocor_fast.train returned or the folder of a run, got {type(run).__name__}")

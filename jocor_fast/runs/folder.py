@@ -102,31 +102,22 @@ class RunFolder:
         Raises:
             RunError: there are checkpoints, and all are damaged, or one cannot be read.
         """
-        damaged = []
-        for path in (self.path / CHECKPOINT, self.path / PREVIOUS_CHECKPOINT):
-            if not path.exists():
-                continue
-            try:
-                content = _read("output", path, resumable=True)
-            except _DamagedError as error:
-                damaged.append(f"{path.name} ({error})")
-                continue
-            if damaged:
-                aside = self.path / DAMAGED_CHECKPOINT
-                warnings.warn(
-                    f"{self.path / CHECKPOINT} is damaged: resuming from {path.name}, it is kept as {aside.name}",
-                    stacklevel=2,
-                )
-                with self._writing(DAMAGED_CHECKPOINT):
-                    os.replace(self.path / CHECKPOINT, aside)
-            return content
-        if damaged:
+        content, damaged = _latest_whole(self.path, "output")
+        if content is None and damaged:
             raise RunError(
                 f"{self.path} has no whole checkpoint to resume from, damaged: {' and '.join(damaged)}; "
                 "remove the folder or give another to start afresh",
                 "output",
             )
-        return None
+        if damaged:
+            warnings.warn(
+                f"{self.path / CHECKPOINT} is damaged: resuming from {PREVIOUS_CHECKPOINT}, it is kept as "
+                f"{DAMAGED_CHECKPOINT}",
+                stacklevel=2,
+            )
+            with self._writing(DAMAGED_CHECKPOINT):
+                os.replace(self.path / CHECKPOINT, self.path / DAMAGED_CHECKPOINT)
+        return content
 
     def _replace(self, name: str, data: bytes, keep_as: str | None = None) -> None:
         kept = None if keep_as is None else self.path / keep_as
@@ -169,17 +160,12 @@ def _unwritten(path: Path, error: OSError) -> RunError:
     return RunError(f"{path} cannot be written ({error.strerror or error}); the existing file is kept", "output")
 
 
-def read_history(path: Path) -> SampleStatistics:
-    """Return what the run in a folder has seen of each sample, by its latest whole checkpoint.
+def history_in(path: Path, checkpoint: Mapping[str, Any]) -> SampleStatistics:
+    """Return what the run in the folder `path` has seen of each sample, by its checkpoint.
 
     Raises:
-        RunError: there is none, or it is from before there was a history.
+        RunError: the checkpoint is from before there was a history.
     """
-    return history_in(path, read_whole_checkpoint(path))
-
-
-def history_in(path: Path, checkpoint: Mapping[str, Any]) -> SampleStatistics:
-    """Return the same of a checkpoint that has been read from the folder `path`."""
     state = checkpoint["training"].get("history")
     if state is None:
         raise RunError(f"the checkpoint in {path} is from before runs kept a history; train again to have one", "RUN")
@@ -192,11 +178,22 @@ def read_whole_checkpoint(path: Path) -> dict[str, Any]:
     Raises:
         RunError: there is none, or it cannot be read.
     """
-    for checkpoint in (path / CHECKPOINT, path / PREVIOUS_CHECKPOINT):
-        if checkpoint.exists():
-            with contextlib.suppress(_DamagedError):
-                return _read("RUN", checkpoint, resumable=True)
-    raise RunError(f"{path} holds no whole {CHECKPOINT}, which `jocor-fast train` writes after every epoch", "RUN")
+    content, _ = _latest_whole(path, "RUN")
+    if content is None:
+        raise RunError(f"{path} holds no whole {CHECKPOINT}, which `jocor-fast train` writes after every epoch", "RUN")
+    return content
+
+
+def _latest_whole(folder: Path, argument: str) -> tuple[dict[str, Any] | None, list[str]]:
+    """Return the latest whole checkpoint, if there is one, and of each later one that it is damaged: "NAME (why)"."""
+    damaged: list[str] = []
+    for name in (CHECKPOINT, PREVIOUS_CHECKPOINT):
+        if (folder / name).exists():
+            try:
+                return _read(argument, folder / name, resumable=True), damaged
+            except _DamagedError as error:
+                damaged.append(f"{name} ({error})")
+    return None, damaged
 
 
 def read_weights(path: Path) -> tuple[dict[str, Any] | None, list[dict[str, Any]]]:
@@ -240,7 +237,10 @@ def _read(argument: str, path: Path, *, resumable: bool = False) -> dict[str, An
     except OSError as error:
         raise RunError(f"{path} cannot be read ({error.strerror or error})", argument) from error
     try:
-        content = _deserialized(data)
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            if archive.testzip() is not None:  # torch does not look at the checksums in the archive
+                raise ValueError("it is damaged")
+        content: dict[str, Any] = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
         if "networks" not in content.get("training", {} if resumable else content):
             raise ValueError("it is something else")
         return content
@@ -248,13 +248,3 @@ def _read(argument: str, path: Path, *, resumable: bool = False) -> dict[str, An
         raise
     except Exception as error:  # a broken file makes zipfile, pickle and torch raise errors of every class
         raise _DamagedError(type(error).__name__) from error
-
-
-def _deserialized(data: bytes) -> dict[str, Any]:
-    """What `torch.save` wrote, or an error; torch does not look at the checksums in the archive, so this does."""
-    with zipfile.ZipFile(io.BytesIO(data)) as archive:
-        broken = archive.testzip()
-    if broken is not None:
-        raise ValueError(f"{broken} is damaged")
-    content: dict[str, Any] = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
-    return content
