@@ -50,16 +50,19 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
 def _lines(data_root: str | None) -> Iterator[tuple[str, str]]:
     build = build_info()
     yield "jocor_fast", f"{build['version']}, compiled against torch {build['torch']} by {build['compiler']}"
-    yield "kernels", f"CPU: {_instruction_sets(build['cpu_instruction_sets'])}"
+    in_use, *others = build["cpu_instruction_sets"]
+    yield "kernels", f"CPU: {in_use} in use" + (f", {', '.join(others)} compiled in" if others else "")
     if build["cuda"] is None:
         yield "", f"CUDA: none, {build['reason']}"
     else:
         yield "", f"CUDA: toolkit {build['cuda']}, for {', '.join(build['cuda_architectures'])}"
     yield "python", f"{platform.python_version()} on {platform.platform()}"
-    yield "torch", f"{torch.__version__}, {_torch_cuda()}, {counted(torch.get_num_threads(), 'thread')}"
+    built_for = f"CUDA {torch.version.cuda}" if torch.version.cuda else "the CPU"
+    yield "torch", f"{torch.__version__}, built for {built_for}, {counted(torch.get_num_threads(), 'thread')}"
     yield "devices", f"{usable_cores()} CPU cores"
     for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
-        yield "", _gpu(index)
+        gpu = torch.cuda.get_device_properties(index)
+        yield "", f"cuda:{index} {gpu.name}, {gpu.major}.{gpu.minor}, {gpu.total_memory / 2**30:.0f} GiB"
     yield "", f"--device auto is {resolve_device('auto')}"
     yield "loaders", "memory"
     for module, distributions in LOADERS.items():
@@ -75,21 +78,6 @@ def _lines(data_root: str | None) -> Iterator[tuple[str, str]]:
     for name, entry in DATASETS.items():
         if not entry.path:
             yield "", f"{name}: {entry.place or find_dataset(name, data_root) or 'not found'}"
-
-
-def _instruction_sets(names: list[str]) -> str:
-    in_use, *others = names
-    return f"{in_use} in use" + (f", {', '.join(others)} compiled in" if others else "")
-
-
-def _torch_cuda() -> str:
-    return f"built for CUDA {torch.version.cuda}" if torch.version.cuda else "built for the CPU"
-
-
-def _gpu(index: int) -> str:
-    properties = torch.cuda.get_device_properties(index)
-    memory = properties.total_memory / 2**30
-    return f"cuda:{index} {properties.name}, {properties.major}.{properties.minor}, {memory:.0f} GiB"
 
 
 def _version(distribution: str) -> str | None:

@@ -39,8 +39,13 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     """Draw the figures, or a ConfigError or RunError."""
     if not arguments.runs:
         raise ConfigError("plot takes the folders of runs, got none")
-    found = [run for folder in map(Path, arguments.runs) for run in _runs(folder)]
-    runs = list({run.folder.resolve(): run for run in found}.values())  # "runs runs/*" names each of them twice
+    by_folder: dict[Path, ComparedRun] = {}  # "runs runs/*" names each of them twice
+    for folder in map(Path, arguments.runs):
+        found = find_runs(folder)
+        if not found:
+            raise RunError(f"{folder} holds no run, nor does any folder in it (no metrics.jsonl)", "RUN")
+        by_folder |= {run.folder.resolve(): run for run in found}
+    runs = list(by_folder.values())
     output = user_path(arguments.output)
     output.mkdir(parents=True, exist_ok=True)
     draw_comparison(grouped(runs), output / COMPARISON)
@@ -50,13 +55,6 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
         draw_noise_matrices(matrices, output / NOISE_MATRIX, classes)
         say_subjects(console, {"noise": str(output / NOISE_MATRIX)})
     return 0
-
-
-def _runs(folder: Path) -> list[ComparedRun]:
-    found = find_runs(folder)
-    if not found:
-        raise RunError(f"{folder} holds no run, nor does any folder in it (no metrics.jsonl)", "RUN")
-    return found
 
 
 def _noise_matrices(

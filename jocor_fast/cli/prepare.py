@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import re
 from functools import partial
-from pathlib import Path
 
 from rich.console import Console
 
@@ -58,18 +57,13 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     quality = parse_count("--quality", arguments.quality, Preparation.quality, most=MOST_QUALITY)
     output = user_path(arguments.output)
     with called({"dataset": "--dataset", "data_root": "--data-root", "output": "--output"}):
-        return _resize(arguments, output, size, quality, console)
-
-
-def _resize(
-    arguments: argparse.Namespace, output: Path, size: tuple[int, int] | int | None, quality: int, console: Console
-) -> int:
-    dataset = load_dataset(arguments.dataset, arguments.data_root, announce=partial(say, console))
-    assert dataset.files is not None
-    preparation = Preparation(dataset.files.preprocessing.resize if size is None else size, quality)
-    with phase(console, "resizing", "files") as update:
-        bad_files = prepare(dataset, output, preparation, update)
-    say(console, f"{dataset.name} is in {output}, {_size_text(preparation.resize)}, quality {quality}")
+        dataset = load_dataset(arguments.dataset, arguments.data_root, announce=partial(say, console))
+        assert dataset.files is not None
+        size = dataset.files.preprocessing.resize if size is None else size
+        with phase(console, "resizing", "files") as update:
+            bad_files = prepare(dataset, output, Preparation(size, quality), update)
+    text = f"short side {size}" if isinstance(size, int) else f"{size[0]}×{size[1]}"
+    say(console, f"{dataset.name} is in {output}, {text}, quality {quality}")
     if len(bad_files):
         say(console, f"{len(bad_files):,} files cannot be read and are left out, see {output / BAD_FILES}")
     return 0
@@ -83,7 +77,3 @@ def parse_size(text: str | None) -> tuple[int, int] | int | None:
     if match is None:
         raise ConfigError(f"--size must be HxW or a number, such as 256x256 or 256, got {text!r}")
     return int(match[1]) if match[2] is None else (int(match[1]), int(match[2]))
-
-
-def _size_text(size: tuple[int, int] | int) -> str:
-    return f"short side {size}" if isinstance(size, int) else f"{size[0]}×{size[1]}"

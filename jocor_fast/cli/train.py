@@ -26,7 +26,6 @@ from jocor_fast.diagnosis.noise_estimate import NoiseEstimate, estimate_noise
 from jocor_fast.engine.epoch_log import EpochLog
 from jocor_fast.engine.plan import whole_batch
 from jocor_fast.engine.processes import Processes, joined_processes
-from jocor_fast.engine.settings import TrainSettings
 from jocor_fast.errors import ConfigError, FailedElsewhere, RunError
 from jocor_fast.files.names import CHECKPOINT, CONFIG, FIRST_STAGE, read_json
 from jocor_fast.machine import resolve_device
@@ -97,8 +96,25 @@ def _run(config: Config, processes: Processes, console: Console) -> int:
         for warning in warnings_of(config, task, processes, batch):
             warn(warning)
     progress = TrainingProgress(console, trained_epochs(settings.epochs, settings.recipe), batch)
-    with progress, _tensorboard(config, processes) as board:
-        result = _fit(config, settings, task, processes, progress, board, _recorded(config, task, folder, estimate))
+    with progress, _tensorboard(config, processes) as board, config.engine_complaints():
+        result = fit(
+            settings,
+            task.build_network,
+            task.train,
+            test=task.test,
+            val=task.val,
+            recording=Recording(
+                folder=config.output,
+                resume=config.resume,
+                stop_after=config.stop_after,
+                checkpoint_every=config.checkpoint_every,
+                config=_recorded(config, task, folder, estimate),
+                network_input=describe_input(task.dataset, config.model),
+                noise_rates=(task.nominal_noise_rate, task.realised_noise_rate),
+            ),
+            processes=processes,
+            observers=[_Shown(progress, board)],
+        )
     if result.summary["status"] == "interrupted":
         say(console, f"stopped after epoch {len(result.metrics)}; use --resume to continue")
     elif not progress.epochs_shown:
@@ -162,38 +178,6 @@ def _estimated_forget_rate(config: Config, task: Task, processes: Processes, con
     text = f"estimated {NoiseEstimate.of_dict(stored)}"
     config.decide("forget_rate", min(stored["rate"], HIGHEST_FORGET_RATE), config.sources["forget_rate"], text)
     return dict(stored)
-
-
-def _fit(
-    config: Config,
-    settings: TrainSettings,
-    task: Task,
-    processes: Processes,
-    progress: TrainingProgress,
-    board: TensorBoardLog | None,
-    recorded: dict[str, Any],
-) -> Run:
-    """The engine's run; its complaints name the flag or key that is to blame."""
-
-    with config.engine_complaints():
-        return fit(
-            settings,
-            task.build_network,
-            task.train,
-            test=task.test,
-            val=task.val,
-            recording=Recording(
-                folder=config.output,
-                resume=config.resume,
-                stop_after=config.stop_after,
-                checkpoint_every=config.checkpoint_every,
-                config=recorded,
-                network_input=describe_input(task.dataset, config.model),
-                noise_rates=(task.nominal_noise_rate, task.realised_noise_rate),
-            ),
-            processes=processes,
-            observers=[_Shown(progress, board)],
-        )
 
 
 class _Shown(Observer):

@@ -36,7 +36,9 @@ def print_heading(
         lines["τ"] = f"{training.forget_rate:.4g} from epoch {training.ramp_epochs} on ({config.origin('forget_rate')})"
     lines |= {SHOWN_AS.get(name, name): f"{config.value(name):g} ({config.origin(name)})" for name in method.options}
     networks = f"{method.num_networks} × {config.model}" if method.num_networks > 1 else config.model
-    lines["network"] = f"{networks} on {device}, weights {_weights_text(config)}"
+    drawn = config.reasons.get("pretrained", "drawn at random")
+    weights = drawn if config.pretrained is None else f"from {config.pretrained}"
+    lines["network"] = f"{networks} on {device}, weights {weights}"
     if task.dataset.files is not None:
         lines["images"] = _images_text(config, task.dataset.files.preprocessing)
     lines["batch"] = f"{training.batch_size} ({config.origin('batch_size')})"
@@ -68,12 +70,6 @@ def _rate_text(config: Config) -> str:
     return f"{', '.join(f'{rate:g}' for rate in rates)} in turn ({config.origin('lr_plan')})"
 
 
-def _weights_text(config: Config) -> str:
-    if config.pretrained is None:
-        return config.reasons.get("pretrained", "drawn at random")
-    return f"from {config.pretrained}"
-
-
 def _images_text(config: Config, preprocessing: Preprocessing) -> str:
     """How files become inputs, and what reads them."""
     size, side = preprocessing.resize, preprocessing.crop
@@ -90,11 +86,8 @@ def _data_text(task: Task) -> str:
     if task.val is not None:
         parts.append(f"{len(task.val.labels):,} validation")
     parts.append(f"{len(task.test.labels):,} test" if task.test is not None else "no test")
-    return f"{task.dataset.name}: {', '.join(parts)} samples, {_classes_count(task.dataset.num_classes)}"
-
-
-def _classes_count(number: int) -> str:
-    return "1 class" if number == 1 else f"{number} classes"
+    classes = "1 class" if task.dataset.num_classes == 1 else f"{task.dataset.num_classes} classes"
+    return f"{task.dataset.name}: {', '.join(parts)} samples, {classes}"
 
 
 def _noise_text(config: Config, task: Task) -> str:

@@ -123,16 +123,14 @@ class Config(RunOptions):
             with self.naming(*ENGINE_ARGUMENTS):
                 yield
         except (MemoryError, RuntimeError) as error:
-            if isinstance(error, RunError) or not _is_out_of_memory(error):
+            on_the_cpu = "can't allocate memory" in str(error)  # which has no class of its own
+            if isinstance(error, RunError) or not (
+                isinstance(error, (MemoryError, torch.OutOfMemoryError)) or on_the_cpu
+            ):
                 raise
             smaller = "--batch-size or --image-size" if self.image_size is not None else "--batch-size"
             device = resolve_device(self.training.device)
             raise RunError(f"out of memory on {device}: a smaller {smaller} needs less") from error
-
-
-def _is_out_of_memory(error: Exception) -> bool:
-    on_the_cpu = "can't allocate memory" in str(error)  # which has no class of its own
-    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or on_the_cpu
 
 
 def resolve(flags: Mapping[str, str | bool], file: str | None = None) -> Config:
@@ -178,10 +176,11 @@ def read_config_file(file: str) -> dict[str, Any]:
         raise ConfigError(f"--config {file} must be a text file in UTF-8") from error
     except ValueError as error:  # TOMLDecodeError, or Python's of a number with too many digits
         raise ConfigError(f"--config {file} is not valid TOML: {error}") from error
-    unknown = [name for name in content if name not in OPTIONS]
+    unknown = {name: closest_option(name) for name in content if name not in OPTIONS}
     if unknown:
         keys = "an unknown key" if len(unknown) == 1 else "unknown keys"
-        raise ConfigError(f"--config {file} has {keys}: {', '.join(map(_with_suggestion, unknown))}")
+        named = [f"{name} (did you mean {meant}?)" if meant else name for name, meant in unknown.items()]
+        raise ConfigError(f"--config {file} has {keys}: {', '.join(named)}")
     try:
         return {name: OPTIONS[name].typed(value) for name, value in content.items()}
     except ValueError as error:
@@ -192,11 +191,6 @@ def read_config_file(file: str) -> dict[str, Any]:
 def closest_option(name: str) -> str | None:
     """The option that a misspelt flag or key probably means, by its name with underscores."""
     return next(iter(difflib.get_close_matches(name.replace("-", "_"), OPTIONS, n=1)), None)
-
-
-def _with_suggestion(name: str) -> str:
-    meant = closest_option(name)
-    return f"{name} (did you mean {meant}?)" if meant else name
 
 
 def _flag_value(option: Option, text: str | bool) -> Any:

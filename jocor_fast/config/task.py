@@ -28,7 +28,7 @@ from jocor_fast.files.names import CHECKPOINT, PREVIOUS_CHECKPOINT
 from jocor_fast.machine import resolve_device
 from jocor_fast.methods import uses_forget_rate
 from jocor_fast.models.networks import build_model
-from jocor_fast.models.pretrained import Weights, read_weights
+from jocor_fast.models.pretrained import read_weights
 from jocor_fast.noise.drawing import corrupt, expected_rate, realised_rate
 from jocor_fast.noise.matrices import read_transition, transition_matrix
 
@@ -92,7 +92,11 @@ def build_task(config: Config, announce: Callable[[str], None] | None = None) ->
     clean = labels.clean[kept] if labels.clean is not None else None
     realised = realised_rate(clean, labels.noisy[kept]) if clean is not None else None
     _decide_forget_rate(config, labels, realised)
-    weights = None if _goes_on(config) else _pretrained(config, model)
+    weights, output = None, Path(config.output)
+    goes_on = config.resume and any((output / name).exists() for name in (CHECKPOINT, PREVIOUS_CHECKPOINT))
+    if config.pretrained is not None and not goes_on:  # where it does, the file may be gone
+        with config.naming("pretrained", "model"):
+            weights = read_weights(config.pretrained, model)
     return Task(
         dataset=dataset,
         train=_labelled(dataset.train, labels.noisy, labels.clean).subset(kept),
@@ -106,17 +110,6 @@ def build_task(config: Config, announce: Callable[[str], None] | None = None) ->
         true_labels=labels.clean,
         train_ids=kept,
     )
-
-
-def _goes_on(config: Config) -> bool:
-    """Return whether a checkpoint has the run's weights; the file of its initial weights may then be gone."""
-    output = Path(config.output)
-    return config.resume and any((output / name).exists() for name in (CHECKPOINT, PREVIOUS_CHECKPOINT))
-
-
-def _pretrained(config: Config, model: str) -> Weights | None:
-    with config.naming("pretrained", "model"):
-        return None if config.pretrained is None else read_weights(config.pretrained, model)
 
 
 def _as_read(config: Config, dataset: Dataset, files: ImageFiles) -> Dataset:

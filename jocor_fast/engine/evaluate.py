@@ -35,17 +35,13 @@ class EvaluationSet:
         self.source: InputSource = data.open(device, batch_size)
         self.labels = data.labels.to(device)
         self.order = processes.share_of(torch.arange(len(self.labels), device=device))
-        self.batch_size = batch_size if self.source.reads_files else _batch_size(self.source, device)
+        self.batch_size = batch_size if self.source.reads_files else EVALUATION_BATCH
+        if device.type == "cuda" and not self.source.reads_files:
+            self.batch_size = max(EVALUATION_BATCH, EVALUATION_NUMBERS_ON_GPU // max(1, self.source.first(1).numel()))
         self.keep_rate = data.keep_rate
 
     def __len__(self) -> int:
         return len(self.labels)
-
-
-def _batch_size(source: InputSource, device: torch.device) -> int:
-    if device.type != "cuda":
-        return EVALUATION_BATCH
-    return max(EVALUATION_BATCH, EVALUATION_NUMBERS_ON_GPU // max(1, source.first(1).numel()))
 
 
 @torch.no_grad()

@@ -110,7 +110,7 @@ class SampleHistory:
         given = by_class.gather(0, labels.expand(num_networks, -1).reshape(1, -1))[0].nan_to_num_(nan=0.0)
         predicted = by_class.max(0).indices.float()
         seen = torch.ones(len(samples), device=samples.device)
-        selected = [_times_selected(outcome) for outcome in outcomes]
+        selected = [sum(outcome.selected[1:], outcome.selected[0].float()) for outcome in outcomes]
         losses = [outcome.per_sample.float() for outcome in outcomes]
         new = torch.cat([seen, *selected, seen, *losses, given, predicted]).view(-1, len(samples))
         new[_FIRST_MEAN].nan_to_num_(nan=LARGEST_LOSS, posinf=LARGEST_LOSS)
@@ -143,7 +143,3 @@ class SampleHistory:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Copy what `state_dict` returned, of a run on the same labels."""
         self.table.copy_(state["table"])
-
-
-def _times_selected(outcome: StepLoss) -> Tensor:
-    return sum(outcome.selected[1:], outcome.selected[0].float())

@@ -169,7 +169,10 @@ def _torchvision_classifier(models: ModuleType, name: str, shape: tuple[int, ...
             network = models.get_model(name, weights=None, num_classes=num_classes, **options)
         _redraw_constant_weights(network)
         network = network if channels == 3 else nn.Sequential(GrayToRGB(), network)
-        _try_out(network, shape)
+        network.eval()  # one that cannot take such samples fails here, before any training
+        with torch.no_grad():
+            network(torch.zeros(1, *shape))
+        network.train()
     except (AssertionError, RuntimeError, TypeError, ValueError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ArgumentValueError("model", f"{name!r} does not take samples of shape {shape}: {reason}") from error
@@ -184,11 +187,3 @@ def _redraw_constant_weights(network: nn.Module) -> None:
     for layer in network.modules():
         if isinstance(layer, (nn.Linear, nn.Conv2d)) and bool((layer.weight == layer.weight.flatten()[0]).all()):
             layer.reset_parameters()
-
-
-def _try_out(network: nn.Module, shape: tuple[int, ...]) -> None:
-    """Evaluate one blank sample: a network that cannot take such samples fails here, before any training."""
-    network.eval()
-    with torch.no_grad():
-        network(torch.zeros(1, *shape))
-    network.train()

@@ -50,7 +50,8 @@ def draw_noise_matrices(
         axis.set_title(as_drawn(title), fontsize="medium")
         axis.set_xlabel("given label")
         axis.set_ylabel("true class")
-        _name_classes(axis, len(matrix), classes)
+        if len(matrix) <= NAMED_CLASSES:
+            _name_classes(axis, len(matrix), classes)
         if len(matrix) <= NUMBERED_CLASSES:
             _write_numbers(axis, 100 * matrix)
     figure.colorbar(image, ax=list(panels), label="%", shrink=0.8)
@@ -58,16 +59,11 @@ def draw_noise_matrices(
 
 
 def _name_classes(axis: Axes, count: int, classes: Sequence[str] | None) -> None:
-    if count > NAMED_CLASSES:
-        return
-    names = list(map(str, range(count))) if classes is None else [as_drawn(_shortened(name)) for name in classes]
+    whole = map(str, range(count)) if classes is None else classes
+    # A longer name would leave no room for the matrix.
+    names = [as_drawn(name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME - 1]}…") for name in whole]
     axis.set_xticks(range(count), names, rotation=0 if max(map(len, names)) <= 2 else 90, fontsize="small")
     axis.set_yticks(range(count), names, fontsize="small")
-
-
-def _shortened(name: str) -> str:
-    """Truncate a name: a longer one would leave no room for the matrix."""
-    return name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME - 1]}…"
 
 
 def _write_numbers(axis: Axes, percents: np.ndarray) -> None:
