@@ -6,6 +6,7 @@ import math
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -115,11 +116,9 @@ class JoCoRClassifier(ClassifierMixin, BaseEstimator):
         inputs = torch.from_numpy(np.require(X, requirements=["C", "W"]))
         for sentence in input_warnings("X", inputs):
             warnings.warn(sentence, stacklevel=2)
-        run = fit(
-            settings,
-            lambda: self._build_network(X.shape[1:], len(self.classes_)),
-            Samples(inputs, torch.from_numpy(numbers)),
-        )
+        build = self.network if callable(self.network) else partial(build_model, self.network)
+        samples = Samples(inputs, torch.from_numpy(numbers))
+        run = fit(settings, lambda: build(X.shape[1:], len(self.classes_)), samples)
         if run.summary["status"] == "diverged":
             fault = run.summary["diverged"]
             raise RuntimeError(f"training diverged in epoch {fault['epoch']}: {fault['reason']}; a smaller lr may help")
@@ -180,8 +179,3 @@ class JoCoRClassifier(ClassifierMixin, BaseEstimator):
         if unfinished is not None:
             warnings.warn(unfinished, stacklevel=3)
         return settings
-
-    def _build_network(self, shape: Sequence[int], num_classes: int) -> nn.Module:
-        if callable(self.network):
-            return self.network(shape, num_classes)
-        return build_model(self.network, shape, num_classes)

@@ -6,7 +6,7 @@ how images become them, and what the classes are called.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -82,8 +82,11 @@ class Predictor:
             for network, state in zip(networks, states, strict=True):
                 network.load_state_dict(state)
                 network.to(device).eval()
-            decoder = None if described["kind"] != "files" else PillowDecoder(_preprocessing(described), device)
-            scale = described.get("scale", 1.0)
+            decoder, scale = None, described.get("scale", 1.0)
+            if described["kind"] == "files":
+                resize = described["resize"] if isinstance(described["resize"], int) else tuple(described["resize"])
+                how = Preprocessing(resize, crop=shape[-1], normalisation=described["normalisation"])
+                decoder = PillowDecoder(how, device)
             return Predictor(networks, classes, shape, described["kind"], scale, decoder, device)
         except Exception as error:  # there is no torchvision here, or what it says of itself is not true
             kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
@@ -145,12 +148,3 @@ class Predictor:
 def _size(shape: Sequence[int]) -> str:
     """Height and width, as people say the size of an image."""
     return f"{shape[1]}×{shape[0]}"
-
-
-def _preprocessing(described: Mapping[str, Any]) -> Preprocessing:
-    resize = described["resize"]
-    return Preprocessing(
-        resize if isinstance(resize, int) else tuple(resize),
-        crop=described["shape"][-1],
-        normalisation=described["normalisation"],
-    )

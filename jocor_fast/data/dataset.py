@@ -15,8 +15,6 @@ from jocor_fast.data.images.source import ImageFiles
 from jocor_fast.data.samples import Samples
 from jocor_fast.errors import DataError
 
-_Pair = tuple[np.ndarray | None, np.ndarray | None]
-
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
@@ -66,7 +64,7 @@ class Dataset:
 
 def in_memory(
     name: str,
-    parts: Mapping[str, _Pair],
+    parts: Mapping[str, tuple[np.ndarray, np.ndarray]],
     num_classes: int,
     *,
     input_scale: float = 1 / 255,
@@ -88,17 +86,13 @@ def in_memory(
         DataError: parts do not fit together: counts, shapes, types of numbers.
     """
     where = str(source) or name
-    samples = {}
+    samples, first = {}, parts["train"][0]
     for part, (inputs, labels) in parts.items():
-        if inputs is None or labels is None:
-            raise DataError(f"{where} has {part} {'labels' if inputs is None else 'images'} only")
         if len(inputs) != len(labels) or not len(inputs):
             raise DataError(
                 f"{where} must have as many {part} labels as images, and at least one, "
                 f"got {len(inputs)} images and {len(labels)} labels"
             )
-        first = parts["train"][0]
-        assert first is not None
         if inputs.shape[1:] != first.shape[1:] or inputs.dtype != first.dtype:
             raise DataError(
                 f"{where} must have {part} images like its train images, {first.shape[1:]} of {first.dtype}, "
@@ -106,9 +100,9 @@ def in_memory(
             )
         samples[part] = Samples(torch.from_numpy(inputs), torch.from_numpy(labels), input_scale=input_scale)
     names = label_table or numbered(num_classes)
-    train, test, val = (samples.get(part) for part in ("train", "test", "val"))
-    assert train is not None
-    return Dataset(name, train, names, test, val, label_table, source=str(source))
+    return Dataset(
+        name, samples["train"], names, samples.get("test"), samples.get("val"), label_table, source=str(source)
+    )
 
 
 def numbered(num_classes: int) -> tuple[str, ...]:

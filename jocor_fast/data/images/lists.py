@@ -182,21 +182,19 @@ def _dataset(
     lists: tuple[Path, ...] = (),
 ) -> Dataset:
     """Number the classes over all parts, and put them together."""
+    images = [parts.get(part, ()) for part in PARTS]
     trained_on = {os.path.normpath(path) for path, _ in parts["train"]}
-    for part in ("val", "test"):
-        for path, _ in parts.get(part, ()):
-            if os.path.normpath(path) in trained_on:
-                raise DataError(f"{wanted.path}: {path} is trained on, and what is trained on cannot be measured on")
-    texts = [[label for _, label in parts.get(part, ())] for part in PARTS]
-    names = {label for labels in (*texts, truth) for label in labels}
+    for path, _ in (*images[1], *images[2]):
+        if os.path.normpath(path) in trained_on:
+            raise DataError(f"{wanted.path}: {path} is trained on, and what is trained on cannot be measured on")
+    texts = [*([label for _, label in part] for part in images), list(truth)]
+    names = {label for labels in texts for label in labels}
     as_numbers = all(map(str.isdecimal, names)) and len(set(map(int, names))) == len(names)  # 1 and 01 are two names
-    values = [[int(label) for label in labels] if as_numbers else labels for labels in (*texts, list(truth))]
-    (*labels, clean), table = number_classes(*values)
+    (*labels, clean), table = number_classes(*([list(map(int, some)) for some in texts] if as_numbers else texts))
     num_classes = len(table) if table is not None else 1 + max(int(some.max(initial=0)) for some in (*labels, clean))
-    lists_of_parts = zip((parts.get(part, ()) for part in PARTS), labels, strict=True)
     train, val, test = (
-        Samples(ImageFiles(folder, [path for path, _ in images]), torch.from_numpy(some)) if images else None
-        for images, some in lists_of_parts
+        Samples(ImageFiles(folder, [path for path, _ in part]), torch.from_numpy(some)) if part else None
+        for part, some in zip(images, labels, strict=True)
     )
     assert train is not None
     return Dataset(
@@ -272,11 +270,9 @@ def _checked_rows(path: Path) -> Iterator[dict[str, str]]:
             if not cell:
                 raise DataError(f"{path}, line {line}: the {name} is empty")
         if "split" in row:
-            part = split_named(row["split"])
+            part, parts = split_named(row["split"]), ", ".join(PARTS)
             if part is None:
-                raise DataError(
-                    f"{path}, line {line}: the split must be one of {', '.join(PARTS)}, got {row['split']!r}"
-                )
+                raise DataError(f"{path}, line {line}: the split must be one of {parts}, got {row['split']!r}")
             row["split"] = part
         if seen.setdefault(row["path"], line) != line:
             raise DataError(f"{path}, line {line}: {row['path']} stands in line {seen[row['path']]} already")
