@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
@@ -72,7 +72,8 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     with phase(console, "labelling", "inputs") as update:
         rows = list(_rows(predictor, _inputs(predictor, arguments.paths[1:], bad, update), network))
     if bad and not rows:
-        raise RunError(_none_labelled(bad))
+        first = f"{bad[0].path} cannot be labelled: {bad[0].reason}"
+        raise RunError(first if len(bad) == 1 else f"none of {len(bad):,} files can be labelled, the first: {first}")
     text = csv_text(columns, rows)
     if output is None:
         if sys.stdout.isatty():  # as `ls` does: for programs the names are what they are
@@ -97,11 +98,6 @@ class _Bad(NamedTuple):
     reason: str
 
 
-def _none_labelled(bad: Sequence[_Bad]) -> str:
-    first = f"{bad[0].path} cannot be labelled: {bad[0].reason}"
-    return first if len(bad) == 1 else f"none of {len(bad):,} files can be labelled, the first: {first}"
-
-
 class _Input(NamedTuple):
     path: str
     place: int | None  # within an array
@@ -120,8 +116,11 @@ def _inputs(
             total += len(array) - 1
             found = [_Input(file, place, inputs) for place, inputs in enumerate(array)]
         else:
-            image = _image(predictor, file, bad)
-            found = [] if image is None else [_Input(str(file), None, image)]
+            try:
+                found = [_Input(str(file), None, predictor.image(file))]
+            except BadImage as error:
+                bad.append(_Bad(file, str(error)))
+                found = []
         for one in found:
             done += 1
             update(done + len(bad), total)
@@ -130,14 +129,6 @@ def _inputs(
 
 def _is_array(text: str) -> bool:
     return split_key(text)[0].lower().endswith((".npy", ".npz")) and not Path(text).is_dir()
-
-
-def _image(predictor: Predictor, path: Path, bad: list[_Bad]) -> torch.Tensor | None:
-    try:
-        return predictor.image(path)
-    except BadImage as error:
-        bad.append(_Bad(path, str(error)))
-        return None
 
 
 def _images(path: Path) -> list[Path]:

@@ -164,7 +164,10 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
             check_earlier_run(asked.output / cell.run_folder(seed), _config(cell, seed))
     left = [run for run in runs if not run.is_finished]
     jobs = parse_count("--jobs", arguments.jobs, _default_jobs(arguments.device, experiment))
-    _print_heading(asked, console)
+    together = listed(dict.fromkeys(cell.title for cell in asked.chosen), "and")
+    seeds = f"seeds 1 to {len(asked.seeds)}" if len(asked.seeds) > 1 else "seed 1"
+    for line in (f"{experiment.title}: {together}, {seeds}", *experiment.notes):
+        say(console, line)
     if arguments.dry_run:
         print_plan(
             asked.chosen, asked.seeds, asked.output, runs, jobs=jobs, threads=experiment.threads, console=console
@@ -172,7 +175,9 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
         return 0
     if left:
         jobs = min(len(left), jobs)
-        say(console, f"{_plan(len(left), len(runs))}, {jobs} at a time, in {asked.output}")
+        done = len(runs) - len(left)
+        finished = f" ({done} of {len(runs)} {'is' if done == 1 else 'are'} finished already)" if done else ""
+        say(console, f"{counted(len(left), 'run')}{finished}, {jobs} at a time, in {asked.output}")
         # Once, before the first run: what is absent or unknown is said at once, and no two runs download the same.
         load_dataset(experiment.dataset, arguments.data_root, announce=partial(say, console))
 
@@ -267,13 +272,6 @@ def _queued(cell: Cell, seed: int, output: Path) -> QueuedRun:
     return run
 
 
-def _plan(left: int, planned: int) -> str:
-    """Return "4 runs (2 of 6 are finished already)"."""
-    done = planned - left
-    finished = f" ({done} of {planned} {'is' if done == 1 else 'are'} finished already)" if done else ""
-    return counted(left, "run") + finished
-
-
 def _default_jobs(device: str, experiment: Experiment) -> int:
     """Return as many runs as the CPU has cores and memory for; on a GPU those that share one, with a core each."""
     cores = usable_cores()
@@ -281,14 +279,6 @@ def _default_jobs(device: str, experiment: Experiment) -> int:
         return min(cores, experiment.gpu_runs)
     gigabytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
     return max(1, min(cores // experiment.threads, int(gigabytes / experiment.gigabytes)))
-
-
-def _print_heading(asked: Reproduction, console: Console) -> None:
-    together = listed(dict.fromkeys(cell.title for cell in asked.chosen), "and")
-    seeds = f"seeds 1 to {len(asked.seeds)}" if len(asked.seeds) > 1 else "seed 1"
-    say(console, f"{asked.experiment.title}: {together}, {seeds}")
-    for note in asked.experiment.notes:
-        say(console, note)
 
 
 def _report(asked: Reproduction, results: Sequence[CellResult], console: Console) -> None:

@@ -31,7 +31,7 @@ from jocor_fast.files.names import CHECKPOINT, CONFIG, FIRST_STAGE, read_json
 from jocor_fast.machine import resolve_device
 from jocor_fast.methods import METHODS
 from jocor_fast.report.screen import TrainingProgress, final_table, phase, say, say_subjects, warn
-from jocor_fast.report.tensorboard import MissingTensorBoard, TensorBoardLog
+from jocor_fast.report.tensorboard import TensorBoardLog
 from jocor_fast.runs.fit import EpochEvent, Observer, Recording, Run, fit
 from jocor_fast.runs.folder import check_place, holds_run
 from jocor_fast.schedules import trained_epochs
@@ -155,10 +155,8 @@ def _tensorboard(config: Config, processes: Processes) -> contextlib.AbstractCon
     if not config.tensorboard:
         return contextlib.nullcontext()
     boards: list[TensorBoardLog] = []
-    try:
+    with config.naming("tensorboard"):
         processes.from_first(lambda: boards.append(TensorBoardLog(Path(config.output))))
-    except MissingTensorBoard as error:
-        raise ConfigError(f"{config.label('tensorboard')} {error}") from error
     return boards[0] if boards else contextlib.nullcontext()
 
 

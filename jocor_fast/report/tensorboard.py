@@ -6,11 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from jocor_fast.errors import ArgumentValueError
+
 FOLDER = "tensorboard"
-
-
-class MissingTensorBoard(ImportError):
-    """The package cannot be imported; the message is one sentence."""
 
 
 class TensorBoardLog:
@@ -19,13 +17,17 @@ class TensorBoardLog:
     Args:
         run: the folder of the run; the events go into its folder `tensorboard`, where `tensorboard --logdir runs`
             shows each run under its name.
+
+    Raises (when made):
+        ValueError: the package cannot be imported.
     """
 
     def __init__(self, run: Path) -> None:
         try:
             from torch.utils.tensorboard import SummaryWriter  # takes a second
         except ImportError as error:
-            raise MissingTensorBoard(f"needs the package tensorboard ({error}): pip install tensorboard") from error
+            problem = f"needs the package tensorboard ({error}): pip install tensorboard"
+            raise ArgumentValueError("tensorboard", problem) from error
         self._folder = run / FOLDER
         self._make_writer = SummaryWriter
         self._writer: Any = None

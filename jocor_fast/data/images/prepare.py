@@ -24,7 +24,7 @@ from jocor_fast.data.images.image_file import BadImage, decode_by_pillow, read_b
 from jocor_fast.data.images.preprocessing import Preprocessing
 from jocor_fast.data.images.source import MOST_TRIED, ImageFiles, none_readable, spread
 from jocor_fast.errors import ArgumentValueError, DataError
-from jocor_fast.files.names import BAD_FILES, PREPARED
+from jocor_fast.files.names import BAD_FILES, PREPARED, read_json
 from jocor_fast.files.whole_file import write_bytes, write_text
 from jocor_fast.machine import usable_cores
 
@@ -120,10 +120,7 @@ def _claim(output: Path, preparation: Preparation) -> None:
     wanted = json.loads(json.dumps(asdict(preparation)))
     note = output / PREPARED
     if note.exists():
-        try:
-            found = json.loads(note.read_text(encoding="utf-8"))
-        except ValueError:
-            found = "something else"
+        found = read_json(note) or "something else"
         if found != wanted:
             raise DataError(f"{output} was prepared with {found}, not with {wanted}; give another folder", "output")
     write_text(note, json.dumps(wanted) + "\n")
