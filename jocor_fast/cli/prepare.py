@@ -10,7 +10,7 @@ from rich.console import Console
 
 from jocor_fast.cli.flags import declare_alone, parse_count
 from jocor_fast.data.arrays import user_path
-from jocor_fast.data.catalogue import DATASETS, holds_files, load_dataset
+from jocor_fast.data.catalogue import DATASETS, load_dataset, split_name
 from jocor_fast.data.images.prepare import Preparation, prepare
 from jocor_fast.errors import ConfigError, called
 from jocor_fast.files.names import BAD_FILES
@@ -27,13 +27,13 @@ the same command again to continue after a stop.
     jocor-fast prepare --dataset clothing1m --output small/clothing1m
     jocor-fast train --dataset clothing1m --data-root small"""
 
-IMAGE_SETS = listed([entry.spelling for entry in DATASETS.values() if entry.holds_files], "or")
+IMAGE_SETS = {entry.name: entry.spelling for entry in DATASETS.values() if entry.holds_files}
 MOST_QUALITY = 95  # beyond that, says Pillow's manual, files grow and images do not gain
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options; their values are checked in `run`."""
-    parser.add_argument("--dataset", metavar="NAME", help=IMAGE_SETS)
+    parser.add_argument("--dataset", metavar="NAME", help=listed(IMAGE_SETS.values(), "or"))
     declare_alone(parser, "data_root")
     parser.add_argument("--output", metavar="DIR", help="folder for the resized data set")
     parser.add_argument(
@@ -51,8 +51,8 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     for name, purpose in (("dataset", "what to resize"), ("output", "the folder for the resized data set")):
         if getattr(arguments, name) is None:
             raise ConfigError(f"--{name} is needed: {purpose}")
-    if not holds_files(arguments.dataset):
-        raise ConfigError(f"--dataset must be {IMAGE_SETS}, got {arguments.dataset!r}")
+    if split_name(arguments.dataset)[0] not in IMAGE_SETS:
+        raise ConfigError(f"--dataset must be {listed(IMAGE_SETS.values(), 'or')}, got {arguments.dataset!r}")
     size = parse_size(arguments.size)
     quality = parse_count("--quality", arguments.quality, Preparation.quality, most=MOST_QUALITY)
     output = user_path(arguments.output)

@@ -10,7 +10,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from jocor_fast.data.catalogue import DATASETS, entry_of, has_clean_labels, models_text
+from jocor_fast.data.catalogue import DATASETS, entry_of, models_text
+from jocor_fast.data.dataset import Entry
 from jocor_fast.data.images.preprocessing import CROP, NORMALISATIONS
 from jocor_fast.data.images.source import LOADERS
 from jocor_fast.engine.settings import MACHINE, METHOD, TOGETHER, TRAINING, TrainSettings, method_options
@@ -28,12 +29,11 @@ GROUPS = (DATA, NOISE, METHOD, TRAINING, VALIDATION, IMAGES, MACHINE, TOGETHER, 
 
 
 def _needs_no_root(run: Any, processes: int) -> str | None:
-    entry = entry_of(run.dataset)
-    return f"{run.dataset} is not looked for in it" if entry is not None and entry.find is None else None
+    return f"{run.dataset} is not looked for in it" if run.entry.find is None else None
 
 
 def _clean_anyway(run: Any, processes: int) -> str | None:
-    clean = has_clean_labels(run.dataset) and run.labels is None
+    clean = run.entry.labels == "true" and run.labels is None
     return f"the labels of {run.dataset} count as clean" if clean else None
 
 
@@ -151,6 +151,11 @@ class RunOptions:
         "also write TensorBoard events, into the folder tensorboard of the run (needs the package tensorboard)",
     )
     # fmt: on
+
+    @property
+    def entry(self) -> Entry:
+        """What is known of the data set before it is read."""
+        return entry_of(self.dataset)
 
 
 RUN_FIELDS = tuple(one.name for one in fields(RunOptions))

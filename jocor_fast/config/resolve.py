@@ -21,7 +21,7 @@ import torch
 from jocor_fast.config.options import OPTIONS, RUN_FIELDS, TRAINING_FIELDS, RunOptions
 from jocor_fast.config.presets import PRESETS, PUBLISHED_CO_LAMBDA, Preset, preset_co_lambda
 from jocor_fast.data.arrays import user_path
-from jocor_fast.data.catalogue import entry_of, has_clean_labels, holds_files, path_of
+from jocor_fast.data.catalogue import entry_of, split_name
 from jocor_fast.engine.settings import TrainSettings, method_options
 from jocor_fast.errors import ConfigError, DataError, RunError, called
 from jocor_fast.files.names import number_in_name
@@ -149,6 +149,8 @@ def resolve(flags: Mapping[str, str | bool], file: str | None = None) -> Config:
         config.sources.update(dict.fromkeys(given, source))
     for name in RUN_FIELDS:
         setattr(config, name, values.pop(name))
+    with config.naming("dataset"):
+        entry_of(config.dataset)  # an unknown name is at fault before anything else
     _check_conflicts(config)
     _decide_noise(config)
     if not 0 <= config.val_fraction < 1:  # NaN fails both comparisons
@@ -205,24 +207,24 @@ def _check_conflicts(config: Config) -> None:
         if config.given(first) and config.given(second):
             raise ConfigError(f"{config.label(first)} and {config.label(second)} exclude each other: {why}")
 
-    entry = entry_of(config.dataset)
+    entry = config.entry
     for name in NOISE_OPTIONS:
         exclude("labels", name, "labels from a file are noisy as they are")
-        if config.given(name) and entry is not None and entry.labels == "noisy":
+        if config.given(name) and entry.labels == "noisy":
             raise ConfigError(f"{config.label(name)} adds noise, and the labels of {entry.name} are noisy as they are")
     exclude("noise_matrix", "noise", "the matrix is the noise")
     exclude("noise_matrix", "noise_rate", "the matrix holds the rates")
     for name in NOISE_OPTIONS:
         exclude("clean_labels", name, "noise is drawn on labels that count as clean")
     exclude("clean_labels", "labels_are_clean", "both say which labels are the true ones")
-    if config.given("clean_labels") and not config.given("labels") and has_clean_labels(config.dataset):
+    if config.given("clean_labels") and not config.given("labels") and entry.labels == "true":
         raise ConfigError(f"{config.label('clean_labels')} needs --labels: the labels of {config.dataset} are clean")
-    if config.labels_are_clean and entry is not None and entry.labels == "noisy":
+    if config.labels_are_clean and entry.labels == "noisy":
         raise ConfigError(f"{config.label('labels_are_clean')} cannot hold for {entry.name}, whose labels are noisy")
     if config.given("val_labels") and not config.given("val_fraction"):
         raise ConfigError(f"{config.label('val_labels')} needs --val-fraction")
     for name in (*FILE_OPTIONS, "strict"):
-        if config.given(name) and not holds_files(config.dataset):
+        if config.given(name) and not entry.holds_files:
             raise ConfigError(f"{config.label(name)} is for image files, and {config.dataset} lies in memory")
 
 
@@ -233,7 +235,7 @@ def _decide_noise(config: Config) -> None:
     not claimed to be clean. (Which draw to take asks for none.)
     """
     asked = any(config.given(name) for name in NOISE_OPTIONS if name != "noise_seed")
-    if config.labels is not None or (holds_files(config.dataset) and not asked):
+    if config.labels is not None or (config.entry.holds_files and not asked):
         for name in NOISE_OPTIONS:
             if not config.given(name):
                 config.decide(name, None)
@@ -271,7 +273,7 @@ def _decide_training(config: Config, values: dict[str, Any]) -> None:
     for name, reason in preset.reasons.items():
         if config.sources[name] == "default":
             config.reasons.setdefault(name, reason)
-    if not holds_files(dataset):
+    if not config.entry.holds_files:
         for name in FILE_OPTIONS:
             setattr(config, name, None)
     elif not config.given("normalisation"):
@@ -285,8 +287,8 @@ def _decide_training(config: Config, values: dict[str, Any]) -> None:
 def default_run_name(config: Config) -> str:
     """The folder of a run that was given none: what tells runs apart, as "digits-jocor-symmetric-0.5-seed0"."""
     dataset = config.dataset
-    if path_of(dataset):
-        path = Path(os.path.abspath(user_path(path_of(dataset))))  # which may be the current folder
+    if split_name(dataset)[1]:
+        path = Path(os.path.abspath(user_path(split_name(dataset)[1])))  # which may be the current folder
         dataset = path.name if path.is_dir() else path.stem  # folders may have dots in their names
     if config.labels is not None:
         noise = Path(config.labels).name.replace(":", "-")

@@ -11,7 +11,7 @@ from jocor_fast.config.options import OPTIONS
 from jocor_fast.config.resolve import resolve
 from jocor_fast.config.task import Task, build_task
 from jocor_fast.data.arrays import split_key
-from jocor_fast.data.catalogue import holds_files, path_of
+from jocor_fast.data.catalogue import split_name
 from jocor_fast.errors import RunError
 from jocor_fast.files.names import CONFIG, read_json
 from jocor_fast.models.pretrained import DEFAULT
@@ -49,7 +49,7 @@ def task_of_run(
         return None
     known = {name: value for name, value in settings.items() if name in OPTIONS and OPTIONS[name].kind != "switch"}
     flags = {name: str(value) for name, value in known.items() if value is not None and name not in TRAINED_WITH}
-    if holds_files(flags["dataset"]):
+    if settings.get("loader") is not None:
         flags["loader"] = "pillow"  # which is always there
     if config.get(FOLDER) is not None:
         flags.update({name: _found(name, flags[name], config[FOLDER]) for name in PATHS if name in flags})
@@ -86,5 +86,5 @@ def _absolute(name: str, value: str, folder: str) -> str:
 def _parts(name: str, value: str) -> tuple[str, str]:
     """The value as what stands before a path, and the path; no path where it is a name of ours."""
     if name == "dataset":
-        return value.removesuffix(path_of(value)), path_of(value)
+        return split_name(value)
     return (value, "") if name == "pretrained" and value == DEFAULT else ("", value)

@@ -17,7 +17,7 @@ from torch import nn
 
 from jocor_fast.config.options import AUTO
 from jocor_fast.config.resolve import Config
-from jocor_fast.data.catalogue import entry_of, has_clean_labels, load_dataset
+from jocor_fast.data.catalogue import load_dataset
 from jocor_fast.data.dataset import Dataset
 from jocor_fast.data.images.bad_files import BadFiles
 from jocor_fast.data.images.source import ImageFiles, choose_loader
@@ -82,9 +82,7 @@ def build_task(config: Config, announce: Callable[[str], None] | None = None) ->
         dataset = load_dataset(config.dataset, root, announce=announce)
     if dataset.files is not None:
         dataset = _as_read(config, dataset, dataset.files)
-    entry = entry_of(config.dataset)
-    assert entry is not None
-    model = config.model or entry.model
+    model = config.model or config.entry.model
     if config.model is None:
         config.decide("model", model)
     labels = _noisy_labels(config, dataset)
@@ -158,7 +156,7 @@ def _noisy_labels(config: Config, dataset: Dataset) -> _NoisyLabels:
     if column is not None and (config.labels_are_clean or config.clean_labels is not None):
         name = "labels_are_clean" if config.labels_are_clean else "clean_labels"
         raise ConfigError(f"{config.label(name)} and the clean labels of {dataset.name} exclude each other")
-    own_are_clean = config.labels_are_clean or has_clean_labels(config.dataset)
+    own_are_clean = config.labels_are_clean or config.entry.labels == "true"
     if config.labels is not None or config.clean_labels is not None:
         with config.naming("labels", "clean_labels"):
             labels = read_labels(

@@ -54,10 +54,7 @@ def load_dataset(
     """
     if not isinstance(name, str):
         raise ArgumentTypeError("dataset", f"must be a str, got {type(name).__name__}")
-    entry, path = entry_of(name), path_of(name)
-    if entry is None:
-        names = [known.spelling for known in DATASETS.values()]
-        raise ArgumentValueError("dataset", f"must be one of {', '.join(names[:-1])} or {names[-1]}, got {name!r}")
+    entry, path = entry_of(name), split_name(name)[1]
     if entry.path and not path:  # an empty one would be the current folder
         raise ArgumentValueError("dataset", f"must name a file or folder after {name!r}, got nothing")
     folders = () if entry.find is None else searched_folders(name, root)
@@ -68,26 +65,19 @@ def load_dataset(
     return dataset
 
 
-def entry_of(name: str) -> Entry | None:
-    """Return what is known of the data set that is asked for by this name; None where the name is unknown."""
-    return DATASETS.get(name.removesuffix(path_of(name)))
+def entry_of(name: str) -> Entry:
+    """Return what is known of the data set that is asked for by this name; ArgumentValueError for an unknown name."""
+    entry = DATASETS.get(split_name(name)[0])
+    if entry is None:
+        names = [known.spelling for known in DATASETS.values()]
+        raise ArgumentValueError("dataset", f"must be one of {', '.join(names[:-1])} or {names[-1]}, got {name!r}")
+    return entry
 
 
-def path_of(name: str) -> str:
-    """Return the path in the name of a data set, which follows a colon; "" where it has none."""
-    return name.partition(":")[2]
-
-
-def has_clean_labels(name: str) -> bool:
-    """Tell whether the labels of a data set of this name are the truth: those of the benchmarks, not a user's own."""
-    entry = entry_of(name)
-    return entry is not None and entry.labels == "true"
-
-
-def holds_files(name: str) -> bool:
-    """Tell whether a data set of this name is one of image files."""
-    entry = entry_of(name)
-    return entry is not None and entry.holds_files
+def split_name(name: str) -> tuple[str, str]:
+    """Return the key of `DATASETS` in the name of a data set, and the path that follows one with a colon, else ""."""
+    key, colon, path = name.partition(":")
+    return key + colon, path
 
 
 def searched_folders(name: str, root: str | os.PathLike[str] | None = None) -> tuple[Path, Path]:
