@@ -157,20 +157,17 @@ class TrainingProgress:
         self._drawn = 0.0
         self._place = (1, 0, 0)  # the epoch, its steps that are done, its steps
         self._heartbeat = Heartbeat(console, self._text)
-        self._bar: Progress | None = None
-        if console.is_interactive:
-            self._bar = Progress(*_columns(console.width), console=console, transient=True, expand=True)
-            self._task = self._bar.add_task("", total=epochs, epoch=0, figures="")
+        columns, self._redraws = _columns(console.width), console.is_interactive
+        self._bar = Progress(*columns, console=console, transient=True, expand=True, disable=not self._redraws)
+        self._task = self._bar.add_task("", total=epochs, epoch=0, figures="")
 
     def __enter__(self) -> TrainingProgress:
         self._heartbeat.__enter__()
-        if self._bar is not None:
-            self._bar.start()
+        self._bar.start()
         return self
 
     def __exit__(self, *exception: object) -> None:
-        if self._bar is not None:
-            self._bar.stop()
+        self._bar.stop()
         self._heartbeat.__exit__()
 
     def _text(self) -> str:
@@ -179,16 +176,13 @@ class TrainingProgress:
 
     def on_stage(self, stage: str) -> None:
         """Begin a stage of a run that has several: the epochs count from 1 again."""
-        if self._bar is None:
+        self._bar.reset(self._task, description=f"{stage.partition(':')[0]} ", epoch=0, figures="")
+        if not self._redraws:
             say(self.console, stage)
-        else:
-            self._bar.reset(self._task, description=f"{stage.partition(':')[0]} ", epoch=0, figures="")
 
     def on_step(self, epoch: int, done: int, steps: int) -> None:
         """Move the bar within an epoch."""
         self._place = epoch, done, steps
-        if self._bar is None:
-            return
         now = time.monotonic()
         if now - self._drawn >= REFRESH_SECONDS:
             self._drawn = now
@@ -204,17 +198,14 @@ class TrainingProgress:
 
     def on_epoch(self, metrics: Mapping[str, Any]) -> None:
         """Show a finished epoch's line of metrics."""
-        epoch = metrics["epoch"]
         self.epochs_shown += 1
-        if self._bar is None:
+        self._metrics = metrics
+        self._bar.update(self._task, completed=metrics["epoch"], epoch=metrics["epoch"])
+        self._draw_figures()
+        if not self._redraws:
             say(self.console, epoch_line(metrics, self.epochs))
-        else:
-            self._metrics = metrics
-            self._bar.update(self._task, completed=epoch, epoch=epoch)
-            self._draw_figures()
 
     def _draw_figures(self) -> None:
-        assert self._bar is not None
         speed = "" if self._speed is None else self._speed.text(self.batch_size)
         self._bar.update(self._task, figures=_figures(self._metrics, speed, self.console.width))
 

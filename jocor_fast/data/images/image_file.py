@@ -31,8 +31,7 @@ MOST_PIXELS, PIXELS_VARIABLE = 2**28, "JOCOR_FAST_MAX_PIXELS"
 Image.MAX_IMAGE_PIXELS = None
 PngImagePlugin.MAX_TEXT_CHUNK = PngImagePlugin.MAX_TEXT_MEMORY
 
-_BASELINE, _EXTENDED, _PROGRESSIVE = 0xC0, 0xC1, 0xC2
-_FRAMES = (_BASELINE, _EXTENDED, _PROGRESSIVE)
+_FRAMES = (0xC0, 0xC1, 0xC2)  # baseline, extended, progressive
 _OTHER_FRAMES = frozenset(range(0xC3, 0xD0)) - {0xC4, 0xC8, 0xCC}  # lossless and arithmetic ones
 _START_OF_SCAN, _EXIF, _ADOBE = 0xDA, 0xE1, 0xEE
 _ADOBE_YCC = 1
