@@ -132,8 +132,9 @@ def test_suffixes_may_be_in_capitals(tmp_path: Path, form: str):
 def test_a_key_may_hold_blanks_and_a_path_colons(tmp_path: Path):
     folder = tmp_path / "a:b.npz:c"
     folder.mkdir()
-    np.savez(folder / "x.npz", **{"my key": NOISY})
-    assert read_labels(f"{folder}/x.npz:my key", CLEAN, 3).noisy.tolist() == NOISY.tolist()
+    np.savez(folder / "x.npz", **{"my key": NOISY, "old.csv": NOISY})
+    for key in ("my key", "old.csv"):
+        assert read_labels(f"{folder}/x.npz:{key}", CLEAN, 3).noisy.tolist() == NOISY.tolist()
 
 
 def test_home_is_expanded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from jocor_fast.data.arrays import read_array, user_path
+from jocor_fast.data.arrays import read_array, split_key, user_path
 from jocor_fast.data.classes import LabelError, class_numbers, number_classes
 from jocor_fast.data.columns import read_table
 from jocor_fast.errors import DataError
@@ -172,7 +172,7 @@ def _decoding_errors(label_table: Sequence[str] | None) -> str:
 
 def _read_columns(argument: str, spec: str, num_samples: int, errors: str) -> tuple[_Column, _Column | None]:
     """The labels, and the clean ones where the file has them too."""
-    path = user_path(spec)
+    path = user_path(split_key(os.fspath(spec))[0])  # a key may end in .csv too
     if path.suffix.lower() == ".csv":
         return _read_csv(path, num_samples, errors)
     return _Column(os.fspath(spec), read_array(spec, argument, _FORMS)), None
