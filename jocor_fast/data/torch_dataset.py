@@ -131,7 +131,6 @@ class DatasetSource:
             batch_size=None,
             sampler=self._requests,
             num_workers=inputs.num_workers,
-            collate_fn=_as_it_is,
             generator=torch.Generator(),  # or each pass would draw from the generator of the run's dropout
             pin_memory=device.type == "cuda",
             worker_init_fn=_leave_signals_to_the_run,
@@ -163,10 +162,6 @@ def _whole(read: Tensor | Fault) -> Tensor:
         return read
     error = DataError(read.message)
     raise error from (_TracebackOfWorker(read.traceback) if read.traceback else None)
-
-
-def _as_it_is(read: Any) -> Any:
-    return read
 
 
 def _leave_signals_to_the_run(worker: int) -> None:
