@@ -87,20 +87,12 @@ class TextTable:
 
 def csv_text(columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> str:
     """Return CSV with a heading line; None becomes an empty field, floats keep every digit."""
+    cells = (["" if row.get(name) is None else row[name] for name in columns] for row in rows)
+    return "".join(map(_csv_line, (columns, *cells)))
+
+
+def _csv_line(cells: Iterable[Any]) -> str:
+    """Return a line that ends in \\n alone; a cell with a \\r is quoted as well, which readers take for an end too."""
     buffer = io.StringIO()
-    # What may end a line is quoted only where it does in this file, and readers take \r for an end too.
-    writer = csv.DictWriter(_EndsInNewline(buffer), fieldnames=list(columns), lineterminator="\r\n")
-    writer.writeheader()
-    for row in rows:
-        writer.writerow({name: "" if row.get(name) is None else row[name] for name in columns})
-    return buffer.getvalue()
-
-
-class _EndsInNewline:
-    """Takes rows that end in \\r\\n and writes them with \\n alone."""
-
-    def __init__(self, buffer: io.StringIO) -> None:
-        self._buffer = buffer
-
-    def write(self, row: str) -> None:
-        self._buffer.write(row.removesuffix("\r\n") + "\n")
+    csv.writer(buffer, lineterminator="\r\n").writerow(cells)  # what is in the terminator is quoted
+    return buffer.getvalue().removesuffix("\r\n") + "\n"
