@@ -33,7 +33,7 @@ from jocor_fast.methods import METHODS
 from jocor_fast.report.screen import TrainingProgress, final_table, phase, say, say_subjects, warn
 from jocor_fast.report.tensorboard import TensorBoardLog
 from jocor_fast.runs.fit import EpochEvent, Observer, Recording, Run, fit
-from jocor_fast.runs.folder import check_place, holds_run
+from jocor_fast.runs.folder import check_free, check_place
 from jocor_fast.schedules import trained_epochs
 
 SUMMARY = "train on a data set, with noise added or labels from a file"
@@ -131,13 +131,10 @@ def _run(config: Config, processes: Processes, console: Console) -> int:
 
 def _check_output(config: Config) -> None:
     """Raise RunError where the folder holds a run that is not to be resumed, or cannot be written into."""
-    output = Path(config.output)
-    if config.resume:
-        return
-    with config.naming("output"):
-        if holds_run(output):
-            raise RunError(f"{output} holds a run already; --resume continues it, or give another folder", "output")
-        check_place(output)
+    if not config.resume:
+        with config.naming("output"):
+            check_free(Path(config.output), "--resume")
+            check_place(Path(config.output))
 
 
 def _device(config: Config) -> torch.device:

@@ -137,15 +137,10 @@ class _DamagedError(Exception):
     """A file is no whole checkpoint; the message is the class of the error that reading it caused."""
 
 
-def holds_run(path: Path) -> bool:
-    """Return whether a run has been started in the folder."""
-    return any((path / name).exists() for name in (*_OF_A_RUN, FIRST_STAGE))
-
-
-def check_free(path: Path) -> None:
-    """Raise RunError where a run has been started in the folder."""
-    if holds_run(path):
-        raise RunError(f"{path} holds a run already; resume=True continues it, or give another folder", "output")
+def check_free(path: Path, resume: str = "resume=True") -> None:
+    """Raise RunError where a run has been started in the folder, which `resume` continues."""
+    if any((path / name).exists() for name in (*_OF_A_RUN, FIRST_STAGE)):
+        raise RunError(f"{path} holds a run already; {resume} continues it, or give another folder", "output")
 
 
 def check_place(path: Path) -> None:
