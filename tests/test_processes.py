@@ -221,10 +221,14 @@ def test_a_run_goes_on_bitwise_after_sigterm(together: list[Results]) -> None:
         assert same_bits(one["parameters"], expected["parameters"])
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="finds threads by /proc")
+def test_threads_that_could_abort_the_end_of_a_process_end_with_the_group(together: list[Results]) -> None:
+    for one in of_both(together, "threads"):
+        assert one["after"] <= one["before"] - 2  # of the group for the host; DistributedDataParallel keeps the other
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="finds processes by /proc")
 def test_a_run_goes_on_bitwise_after_a_process_was_killed(together: list[Results], tmp_path: Path) -> None:
-    # A restart to spare: torch has once been seen to abort while a process ended ("terminate called without an active
-    # exception"). What it starts again finds the run as it is: the result is the same.
     run = Torchrun(tmp_path, restarts=2)
     run.wait_for_epoch(3)
     os.kill(run.worker(1), signal.SIGKILL)

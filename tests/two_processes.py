@@ -323,6 +323,11 @@ def run_all(processes: Processes) -> dict[str, Any]:
     return results
 
 
+def gloo_threads() -> int:
+    """How many threads of this process serve groups; 0 where there is no /proc."""
+    return sum("pt_gloo" in name.read_text() for name in Path("/proc/self/task").glob("*/comm"))
+
+
 if __name__ == "__main__":
     faulthandler.enable()
     torch.set_num_threads(1)
@@ -334,4 +339,8 @@ if __name__ == "__main__":
         if words:
             slow_run(together, Path(folder))
         else:
-            torch.save(run_all(together), Path(folder) / f"{together.rank}.pt")
+            results = run_all(together)
+            threads = gloo_threads()
+    if not words:
+        results["threads"] = {"before": threads, "after": gloo_threads()}
+        torch.save(results, Path(folder) / f"{together.rank}.pt")

@@ -37,7 +37,7 @@ CONTROL_TIMEOUT = timedelta(days=1)
 _LOST = re.compile(r"gloo/|Connection (closed|reset) by peer")
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Processes:
     """Who takes part in a run.
 
@@ -49,7 +49,7 @@ class Processes:
         count: W, how many there are.
         local_rank: which one it is of those on this machine.
         on_machine: how many of them run on this machine.
-        control: the group for what the host alone needs; None if there is one process.
+        control: the group for what the host alone needs; None if there is one process, or after they have parted.
     """
 
     rank: int = 0
@@ -235,12 +235,7 @@ def joined_processes(device: str) -> Iterator[Processes]:
     on_gpu = resolve_device(device).type == "cuda"
     if made_here:
         _meet("cpu:gloo,cuda:nccl" if on_gpu else "gloo")
-    if dist.get_world_size() == 1:
-        processes = ALONE
-    else:
-        control = dist.new_group(backend="gloo", timeout=CONTROL_TIMEOUT)
-        assert isinstance(control, dist.ProcessGroup)  # which only an outsider of the group does not get
-        processes = Processes(dist.get_rank(), dist.get_world_size(), *_place(control), control)
+    processes = ALONE if dist.get_world_size() == 1 else _with_control()
     try:
         if on_gpu and made_here:
             _take_gpu(device, processes.local_rank, processes.on_machine)
@@ -280,11 +275,26 @@ def _store() -> tuple[dist.Store, int, int]:
     return store, rank, count
 
 
+def _with_control() -> Processes:
+    control = dist.new_group(backend="gloo", timeout=CONTROL_TIMEOUT)
+    assert isinstance(control, dist.ProcessGroup)  # which only an outsider of the group does not get
+    return Processes(dist.get_rank(), dist.get_world_size(), *_place(control), control)
+
+
 def _part(processes: Processes, *, everything: bool) -> None:
+    """Leave the groups, and end the threads of the one for the host.
+
+    A thread of gloo's may still hold a tensor that it has sent. If it lets go of it while Python ends, it takes the
+    lock of an interpreter that is no more, and the process aborts ("terminate called without an active exception"). A
+    group's threads end when nothing holds the group any more, so the last reference goes here. DistributedDataParallel
+    holds the other group for longer, but nothing has been sent there since.
+    """
+    group, processes.control = processes.control, None
     if everything:
         dist.destroy_process_group()
-    elif processes.control is not None:
-        dist.destroy_process_group(processes.control)
+    elif group is not None:
+        dist.destroy_process_group(group)
+    del group  # which waits for its threads
 
 
 def _place(control: dist.ProcessGroup) -> tuple[int, int]:
