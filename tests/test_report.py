@@ -419,8 +419,10 @@ def test_a_run_on_files_shows_its_speed_and_its_waiting(
     assert "256/s, 22 % waiting" in last, last  # the first step starts the clock: its waiting counts, its time does not
     assert ("loss" in last) is loss
     assert "…" not in last
-    assert "256/s, 22 % waiting  3 bad files" in epoch_line(
-        {**line(1, 0.9512, 0.934), "samples_per_second": 256.1, "wait_share": 0.22, "bad_files": 3}, 3
+    read = {**line(1, 0.9512, 0.934), "samples_per_second": 256.1, "wait_share": 0.22}
+    assert "256/s, 22 % waiting  3 bad files" in epoch_line({**read, "bad_files": 3}, 3)
+    assert epoch_line({**read, "bad_files": 1, "nonfinite_rows": 1}, 3).endswith(
+        "1 bad file  1 row with a non-finite loss"
     )
 
 

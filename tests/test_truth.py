@@ -68,6 +68,23 @@ def test_case_51_labels_that_are_called_clean_are_the_truth(wrong: np.ndarray) -
     assert json.loads(Path("run/config.json").read_text())["settings"]["forget_rate"] == 0.0
 
 
+def test_nothing_is_estimated_of_labels_that_are_called_clean(
+    wrong: np.ndarray, capsys: pytest.CaptureFixture[str]
+) -> None:
+    last, _ = train("--labels-are-clean", "--forget-rate=auto")
+    output = capsys.readouterr().out
+    assert last["keep_rate"] == last["label_precision"] == 1
+    assert "estimated" not in output
+    assert "no label is wrong, by --labels-are-clean" in output
+
+
+def test_wrong_labels_that_clean_ones_tell_are_said(wrong: np.ndarray, capsys: pytest.CaptureFixture[str]) -> None:
+    train("--clean-labels=clean.npy")
+    assert "none added, labels as npz:own.npz has them: 25.00 % of the labels are wrong" in " ".join(
+        capsys.readouterr().out.split()
+    )
+
+
 @pytest.mark.parametrize(
     ("options", "realised"),
     [
@@ -117,7 +134,7 @@ def test_other_commands_take_nothing_for_the_truth_either(
     assert "its true labels are unknown" in " ".join(capsys.readouterr().out.split())
     held_out = ["--val-fraction=0.2", "--val-labels=clean"]
     assert main(["estimate-noise", "--dataset=npz:own.npz", *held_out, "--output=noise"]) == 2
-    assert "--val-labels clean needs --clean-labels" in capsys.readouterr().err
+    assert "--val-labels clean needs --clean-labels, --labels-are-clean, or a clean column" in capsys.readouterr().err
     assert main(["estimate-noise", "--dataset=npz:own.npz", "--clean-labels=clean.npy", *held_out]) == 0
     assert "counted on 40 held-out samples with true labels" in " ".join(capsys.readouterr().out.split())
 

@@ -99,7 +99,7 @@ def _noise_text(config: Config, task: Task) -> str:
         return f"labels from {config.labels}: {realised}"
     if config.noise_matrix is not None:
         return f"matrix from {config.noise_matrix}, draw {config.noise_seed}: {realised}"
-    if config.noise is None or (config.noise == "clean" and rate is None):
+    if config.noise is None or (config.noise == "clean" and (rate is None or config.clean_labels is not None)):
         return f"none added, labels as {config.dataset} has them: {realised}"
     if config.noise == "clean":
         return "none added (--noise-rate 0.5 would flip half of the labels)"

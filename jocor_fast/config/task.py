@@ -209,7 +209,10 @@ def _validation(config: Config, dataset: Dataset, labels: _NoisyLabels, held_out
     kind = config.val_labels
     chosen = labels.clean if kind == "clean" else labels.noisy
     if chosen is None:
-        raise ConfigError(f"{config.label('val_labels')} clean needs --clean-labels, or a clean column in --labels")
+        raise ConfigError(
+            f"{config.label('val_labels')} clean needs --clean-labels, "
+            "--labels-are-clean, or a clean column in --labels"
+        )
     if kind == "small-loss" and config.forget_rate == AUTO:
         raise ConfigError(
             f"{config.label('val_labels')} small-loss needs a number for {config.label('forget_rate')}: "
@@ -222,9 +225,12 @@ def _validation(config: Config, dataset: Dataset, labels: _NoisyLabels, held_out
 def _decide_forget_rate(config: Config, labels: _NoisyLabels, realised: float | None) -> None:
     """τ where none was given: what the noise is expected to be, else what it is measured to be."""
     expected, used = labels.expected_rate, uses_forget_rate(config.training.method, config.val_labels)
-    if config.given("forget_rate") and (used or config.forget_rate != AUTO):
+    if config.forget_rate == AUTO and used and config.labels_are_clean and not realised:
+        reason = f"no label is wrong, by {config.label('labels_are_clean')}"
+        config.decide("forget_rate", 0.0, config.sources["forget_rate"], reason)
+    elif config.given("forget_rate") and (used or config.forget_rate != AUTO):
         return
-    if not used:
+    elif not used:
         reason = f"{config.training.method} does not select by loss"
         config.decide("forget_rate", 0.0, config.sources["forget_rate"], reason)
     elif expected is not None:

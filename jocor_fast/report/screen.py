@@ -251,9 +251,9 @@ def epoch_line(metrics: Mapping[str, Any], epochs: int) -> str:
     if metrics.get("wait_share") is not None:
         parts.append(f"{metrics['samples_per_second']:,.0f}/s, {100 * metrics['wait_share']:.0f} % waiting")
     if metrics.get("bad_files"):
-        parts.append(f"{metrics['bad_files']} bad files")
+        parts.append(counted(metrics["bad_files"], "bad file"))
     if metrics.get("nonfinite_rows"):
-        parts.append(f"{metrics['nonfinite_rows']} rows with a non-finite loss")
+        parts.append(f"{counted(metrics['nonfinite_rows'], 'row')} with a non-finite loss")
     return "  ".join(parts)
 
 
