@@ -230,7 +230,13 @@ def test_a_wrong_csv_is_one_sentence_that_names_the_line(tmp_path: Path, text: s
 
 def test_a_csv_in_another_encoding_is_named(tmp_path: Path):
     with pytest.raises(DataError, match=r"labels\.csv is not a \.csv file in UTF-8"):
-        read_labels(csv_file(tmp_path, HEADER + "0,é\n", "utf-16"), CLEAN, 3)
+        read_labels(csv_file(tmp_path, HEADER + "0,é\n", "latin-1"), CLEAN, 3)
+
+
+def test_a_table_in_utf_16_is_read_as_spreadsheets_save_it(tmp_path: Path):
+    rows = "".join(f"{n}\t{label}\n" for n, label in enumerate(NOISY))
+    spec = csv_file(tmp_path, "id\tlabel\n" + rows, "utf-16")
+    np.testing.assert_array_equal(read_labels(spec, CLEAN, 3).noisy, NOISY)
 
 
 def test_of_a_csv_of_clean_labels_the_clean_column_counts(tmp_path: Path):

@@ -13,7 +13,7 @@ from jocor_fast.arguments import at_least
 from jocor_fast.cli.flags import declare_alone, parse_device
 from jocor_fast.config.options import OPTIONS
 from jocor_fast.data.arrays import read_array, reading, split_key, user_path
-from jocor_fast.data.columns import read_table
+from jocor_fast.data.columns import read_table, text_encoding
 from jocor_fast.data.images.thumbnails import image_file_uri
 from jocor_fast.data.labels import read_own_labels
 from jocor_fast.diagnosis.audit_files import AuditFiles
@@ -95,8 +95,8 @@ def run(arguments: argparse.Namespace, most: int, console: Console) -> int:
 def read_names(spec: str, num_classes: int) -> Sequence[str]:
     """Return a name for each class."""
     path = user_path(spec)
-    with reading(path, "a text file in UTF-8"):
-        names = [line.strip() for line in path.read_text(encoding="utf-8-sig").splitlines() if line.strip()]
+    with reading(path, "a text file in UTF-8 or UTF-16"):
+        names = [line.strip() for line in path.read_text(text_encoding(path)).splitlines() if line.strip()]
     if len(names) != num_classes:
         raise DataError(f"{path} must hold a name for each of {num_classes} classes, got {len(names)}")
     return names

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import csv
 import os
 import warnings
@@ -26,6 +27,12 @@ NAMES: Mapping[str, Sequence[str]] = {
     "split": ("split", "subset", "set"),
 }
 _INDEX = ("", "unnamed: 0")  # how pandas heads its index, in the first column
+
+
+def text_encoding(path: Path) -> str:
+    """Return UTF-16 where a file begins as such a text does, as spreadsheets save it; else UTF-8."""
+    with open(path, "rb") as file:
+        return "utf-16" if file.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) else "utf-8-sig"
 
 
 def split_named(name: str) -> str | None:
@@ -92,8 +99,8 @@ def _columns(header: Sequence[str], wanted: Sequence[str], index: str) -> dict[s
 def _rows(path: Path, delimiter: str, errors: str, *, strict: bool) -> Iterator[tuple[int, list[str]]]:
     """Return the rows with anything in them, each with the number of its line."""
     with (
-        reading(path, "a .csv file in UTF-8"),
-        open(path, newline="", encoding="utf-8-sig", errors=errors) as file,
+        reading(path, "a .csv file in UTF-8 or UTF-16"),
+        open(path, newline="", encoding=text_encoding(path), errors=errors) as file,
     ):
         rows = csv.reader(file, delimiter=delimiter, strict=strict)
         try:
