@@ -1,8 +1,8 @@
-"""Checks of the arguments that are plain numbers, shared by the compiled functions and the reference.
+"""Checks of the arguments, shared by the compiled functions and the reference.
 
 Each check returns the value to compute with (a Python float or int), raises TypeError for a wrong type and ValueError
 for a wrong value, and passes the usual value after one type test: the whole loss takes about 30 µs on a small batch.
-Tensors are checked where they are read, in csrc/arguments.h and in reference.py, with the same messages.
+The compiled operators check tensors themselves, in csrc/arguments.h, with the same messages.
 
 A float parameter accepts an int, an int parameter a NumPy integer; neither accepts a bool.
 """
@@ -17,11 +17,17 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 
 from jocor_fast.errors import ArgumentTypeError, ArgumentValueError
 
+SHARES_TOLERANCE = 0.01  # of the sums of soft targets, which may be rounded to bfloat16
 _ROW_SUM_TOLERANCE = 1e-5  # of the rows of a transition matrix, which may be rounded to float32
 _INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
+FLOAT_TYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+INTEGER_TYPES = (
+    torch.uint8, torch.int8, torch.uint16, torch.int16, torch.uint32, torch.int32, torch.uint64, torch.int64,
+)  # fmt: skip
 
 
 def check_co_lambda(co_lambda: float) -> float:
@@ -125,6 +131,94 @@ def check_ignore_index(ignore_index: int | None) -> int | None:
     if type(ignore_index) is int and _INT64_MIN <= ignore_index <= _INT64_MAX:
         return ignore_index
     return _in_64_bits("ignore_index", as_integer("ignore_index", ignore_index))
+
+
+def check_label_smoothing(label_smoothing: float) -> float:
+    """Return ε, the part of a target that is spread over the classes: a float in [0, 1]."""
+    value = as_real("label_smoothing", label_smoothing)
+    if not 0 <= value <= 1:
+        raise ArgumentValueError("label_smoothing", f"must lie in [0, 1], got {label_smoothing!r}")
+    return value
+
+
+def check_class_weights(class_weights: Tensor, logits: Tensor) -> None:
+    """Raise unless the weights are a floating tensor [C], on the CPU also finite and not negative."""
+    check_type("class_weights", class_weights, FLOAT_TYPES)
+    if class_weights.shape != logits.shape[1:]:
+        raise ArgumentValueError(
+            "class_weights", f"must have shape {list(logits.shape[1:])}, got {list(class_weights.shape)}"
+        )
+    check_device("class_weights", class_weights, "the logits", logits)
+    if class_weights.device.type == "cpu" and not is_compiling():
+        wrong = ~((class_weights >= 0) & class_weights.isfinite())
+        if wrong.any():
+            first = class_weights[wrong][0].item()
+            raise ArgumentValueError("class_weights", f"must be finite and at least 0, got {first:g}")
+
+
+def check_soft_target(target: Tensor, logits: Tensor) -> None:
+    """Raise ValueError unless a target of probabilities has the shape and device of the logits."""
+    if target.shape != logits.shape:
+        raise ArgumentValueError(
+            "target", f"must have shape {list(logits.shape)} like the logits, got {list(target.shape)}"
+        )
+    check_device("target", target, "the logits", logits)
+
+
+def check_logits(logits1: Tensor, logits2: Tensor) -> None:
+    """Raise unless both logits are floating matrices alike in type, shape and device."""
+    check_type("logits1", logits1, FLOAT_TYPES)
+    check_type("logits2", logits2, FLOAT_TYPES)
+    if logits1.dtype != logits2.dtype:
+        raise TypeError(f"logits2 must be of type {dtype_name(logits1)} like logits1, got {dtype_name(logits2)}")
+    check_matrix("logits1", logits1)
+    if logits1.shape != logits2.shape:
+        raise ValueError(f"logits2 must have shape {list(logits1.shape)} like logits1, got {list(logits2.shape)}")
+    check_device("logits2", logits2, "logits1", logits1)
+
+
+def check_matrix(name: str, logits: Tensor) -> None:
+    """Raise ValueError unless logits are [B, C] with C ≥ 1."""
+    if logits.dim() != 2 or logits.shape[1] == 0:
+        raise ValueError(f"{name} must have shape [batch, classes] with at least one class, got {list(logits.shape)}")
+
+
+def check_target(name: str, logits: Tensor, target: Tensor) -> None:
+    """Raise unless labels are whole numbers [B] on the logits' device; their values are not read."""
+    check_tensor("target", target)
+    if target.dtype not in INTEGER_TYPES:
+        raise TypeError(f"target must be of an integer type, got {dtype_name(target)}")
+    if target.shape != logits.shape[:1]:
+        raise ValueError(f"target must have shape [{len(logits)}] like the rows of {name}, got {list(target.shape)}")
+    check_device("target", target, name, logits)
+
+
+def check_losses(losses: Tensor, eligible: Tensor | None, groups: Tensor | None) -> None:
+    """Raise unless losses are a floating [B], and the mask and the groups have their shape and device."""
+    check_type("losses", losses, FLOAT_TYPES)
+    if losses.dim() != 1:
+        raise ValueError(f"losses must have shape [batch], got {list(losses.shape)}")
+    for name, tensor, accepted in (("eligible", eligible, (torch.bool,)), ("groups", groups, INTEGER_TYPES)):
+        if tensor is not None:
+            check_type(name, tensor, accepted)
+            if tensor.shape != losses.shape:
+                raise ValueError(f"{name} must have shape {list(losses.shape)} like losses, got {list(tensor.shape)}")
+            check_device(name, tensor, "losses", losses)
+
+
+def check_type(name: str, tensor: Tensor, accepted: tuple[torch.dtype, ...]) -> None:
+    """Raise TypeError unless the value is a dense tensor of an accepted type."""
+    check_tensor(name, tensor)
+    if tensor.dtype not in accepted:
+        *others, last = (str(dtype).removeprefix("torch.") for dtype in accepted)
+        names = f"{', '.join(others)} or {last}" if others else last
+        raise TypeError(f"{name} must be of type {names}, got {dtype_name(tensor)}")
+
+
+def check_device(name: str, tensor: Tensor, other_name: str, other: Tensor) -> None:
+    """Raise ValueError unless both tensors are on one device."""
+    if tensor.device != other.device:
+        raise ValueError(f"{name} must be on {other.device} like {other_name}, got {tensor.device}")
 
 
 def check_batch_size(batch_size: int) -> int:

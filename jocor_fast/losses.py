@@ -6,15 +6,14 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from jocor_fast import arguments
+from jocor_fast import arguments, composed_losses
 from jocor_fast._extension import _C, operator
+from jocor_fast.composed_losses import ALL_ROWS, split, terms_of
 
 _jocor_loss = operator("jocor_loss")
 _coteaching_loss = operator("coteaching_loss")
 _joint_loss = operator("joint_loss")
 _select_small_loss = operator("select_small_loss")
-
-_ALL_ROWS = 2**63 - 1
 
 
 class JoCoROutput(NamedTuple):
@@ -73,11 +72,6 @@ class DecouplingOutput(NamedTuple):
     num_selected: Tensor
 
 
-def _split(number: Any) -> tuple[Any, Tensor | None]:
-    """Return (number, None), or (None, tensor) of a tensor whose value is read on its device."""
-    return (None, number) if isinstance(number, Tensor) else (number, None)
-
-
 def jocor_loss(
     logits1: Tensor,
     logits2: Tensor,
@@ -87,6 +81,8 @@ def jocor_loss(
     forget_rate: float | None = None,
     num_keep: int | Tensor | None = None,
     ignore_index: int | None = None,
+    class_weights: Tensor | None = None,
+    label_smoothing: float = 0.0,
 ) -> JoCoROutput:
     """Return JoCoR's loss: the mean joint loss of the small-loss samples (paper, equations 1 to 5).
 
@@ -112,13 +108,19 @@ def jocor_loss(
         logits1: [B, C] of the first network; float16, bfloat16, float32 or float64, any strides. Tokens or pixels are
             rows: `logits.flatten(0, 1)` of [B, T, C], `logits.movedim(1, -1).flatten(0, -2)` of [B, C, H, W].
         logits2: [B, C] of the second; same dtype and device.
-        target: [B] labels in [0, C), any integer type, same device.
+        target: [B] labels in [0, C), any integer type, same device; or [B, C] probabilities, floating, whose rows sum
+            to 1 within 0.01 (they are divided by their sums, and get no gradient).
         co_lambda: λ in [0, 1], the weight of the agreement between the networks.
         forget_rate: τ(t) in [0, 1), the share of the eligible rows to drop: k = `num_keep(rows, forget_rate)`. Exactly
             one of forget_rate and num_keep must be given.
         num_keep: k >= 1 itself, an int or a 0-d int64 tensor on the same device (which is read there). From the number
             of rows on it drops none: a k of full batches keeps all of a smaller last batch, where forget_rate scales.
-        ignore_index: label of rows to ignore.
+        ignore_index: label of rows to ignore; not with probabilities.
+        class_weights: [C], floating, w ≥ 0: the mean over the selected rows is Σ w_y l / Σ w_y, with probabilities or
+            smoothing as in torch's cross_entropy; the agreement is weighted by the target's mean weight. Rows are
+            ranked without the weights: frequent classes do not crowd out rare ones.
+        label_smoothing: ε in [0, 1], the part of each target that is spread evenly over the classes; a class that
+            either network masks (-inf) gets none, which its label keeps.
 
     Returns:
         JoCoROutput: loss (float32, float64 for float64 logits), per_sample, selected, num_selected, num_nonfinite.
@@ -130,6 +132,19 @@ def jocor_loss(
         RuntimeError: CUDA tensors, and a build without CUDA; differentiating twice.
     """
     forget_rate, num_keep = arguments.check_keep_arguments(forget_rate, num_keep, logits1)
+    terms = terms_of(class_weights, label_smoothing, target, logits1)
+    if terms is not None:
+        result = composed_losses.jocor(
+            logits1,
+            logits2,
+            target,
+            terms=terms,
+            co_lambda=arguments.check_co_lambda(co_lambda),
+            forget_rate=forget_rate,
+            num_keep=num_keep,
+            ignore_index=arguments.check_ignore_index(ignore_index),
+        )
+        return JoCoROutput(*result)
     result = _jocor_loss(
         logits1,
         logits2,
@@ -137,7 +152,7 @@ def jocor_loss(
         arguments.check_ignore_index(ignore_index),
         arguments.check_co_lambda(co_lambda),
         forget_rate,
-        *_split(num_keep),
+        *split(num_keep),
         False,
     )
     return JoCoROutput(*result[:5])
@@ -155,12 +170,24 @@ class JoCoRLoss(nn.Module):
     Args:
         co_lambda: λ in [0, 1], the weight of the agreement between the networks.
         ignore_index: label of rows to ignore.
+        class_weights: [C], which moves with the module from device to device.
+        label_smoothing: ε in [0, 1].
     """
 
-    def __init__(self, co_lambda: float = 0.9, ignore_index: int | None = None) -> None:
+    class_weights: Tensor | None
+
+    def __init__(
+        self,
+        co_lambda: float = 0.9,
+        ignore_index: int | None = None,
+        class_weights: Tensor | None = None,
+        label_smoothing: float = 0.0,
+    ) -> None:
         super().__init__()
         self.co_lambda = arguments.check_co_lambda(co_lambda)
         self.ignore_index = arguments.check_ignore_index(ignore_index)
+        self.register_buffer("class_weights", class_weights)
+        self.label_smoothing = arguments.check_label_smoothing(label_smoothing)
 
     def forward(
         self,
@@ -180,14 +207,24 @@ class JoCoRLoss(nn.Module):
             forget_rate=forget_rate,
             num_keep=num_keep,
             ignore_index=self.ignore_index,
+            class_weights=self.class_weights,
+            label_smoothing=self.label_smoothing,
         )
 
     def extra_repr(self) -> str:
-        return f"co_lambda={self.co_lambda}, ignore_index={self.ignore_index}"
+        smoothing = f", label_smoothing={self.label_smoothing}" if self.label_smoothing else ""
+        return f"co_lambda={self.co_lambda}, ignore_index={self.ignore_index}{smoothing}"
 
 
 def joint_loss(
-    logits1: Tensor, logits2: Tensor, target: Tensor, *, co_lambda: float = 0.9, ignore_index: int | None = None
+    logits1: Tensor,
+    logits2: Tensor,
+    target: Tensor,
+    *,
+    co_lambda: float = 0.9,
+    ignore_index: int | None = None,
+    class_weights: Tensor | None = None,
+    label_smoothing: float = 0.0,
 ) -> Tensor:
     """Return the joint loss of every sample (paper, equation 1), without a selection.
 
@@ -199,10 +236,13 @@ def joint_loss(
     Args and errors as in `jocor_loss`.
 
     Returns:
-        [B], differentiable in both logits; float32 (float64 for float64 logits). 0 for ignored rows; rows whose loss is
-        not finite keep it, and get zero gradients.
+        [B], differentiable in both logits; float32 (float64 for float64 logits), times the class weights, if any. 0 for
+        ignored rows; rows whose loss is not finite keep it, and get zero gradients.
     """
     co_lambda, ignore_index = arguments.check_co_lambda(co_lambda), arguments.check_ignore_index(ignore_index)
+    terms = terms_of(class_weights, label_smoothing, target, logits1)
+    if terms is not None:
+        return composed_losses.joint_rows(logits1, logits2, target, co_lambda, ignore_index, terms)
     per_sample: Tensor = _joint_loss(logits1, logits2, target, ignore_index, co_lambda)[0]
     return per_sample
 
@@ -217,6 +257,8 @@ def coteaching_loss(
     disagreement: bool = False,
     ignore_index: int | None = None,
     rounding: str = "ceil",
+    class_weights: Tensor | None = None,
+    label_smoothing: float = 0.0,
 ) -> CoTeachingOutput:
     """Return Co-teaching's loss: each network's small-loss samples train the other (Han et al., NeurIPS 2018).
 
@@ -236,7 +278,7 @@ def coteaching_loss(
     Args:
         logits1: [B, C] of the first network, as in `jocor_loss`.
         logits2: [B, C] of the second.
-        target: [B] labels.
+        target: [B] labels, or [B, C] probabilities.
         forget_rate: τ(t) in [0, 1), the share of the eligible rows to drop; a float, or a 0-d float64 tensor on the
             same device (which is read there: a captured graph follows it). Exactly one of forget_rate and num_keep must
             be given.
@@ -244,6 +286,8 @@ def coteaching_loss(
         disagreement: whether only rows with differing predictions are eligible.
         ignore_index: label of rows to ignore.
         rounding: "ceil" or "floor", how a forget rate becomes a number of rows, as in `num_keep`.
+        class_weights: [C], as in `jocor_loss`, in both means.
+        label_smoothing: ε in [0, 1] likewise.
 
     Returns:
         CoTeachingOutput: loss (float32, float64 for float64 logits), per_sample1, per_sample2, selected1, selected2,
@@ -253,13 +297,27 @@ def coteaching_loss(
         TypeError, ValueError, RuntimeError: as in `jocor_loss`.
     """
     forget_rate, num_keep = arguments.check_keep_arguments_or_tensors(forget_rate, num_keep, logits1)
+    terms = terms_of(class_weights, label_smoothing, target, logits1)
+    if terms is not None:
+        result = composed_losses.coteaching(
+            logits1,
+            logits2,
+            target,
+            terms=terms,
+            forget_rate=forget_rate,
+            num_keep=num_keep,
+            disagreement=arguments.check_switch("disagreement", disagreement),
+            ignore_index=arguments.check_ignore_index(ignore_index),
+            floor=arguments.check_rounding(rounding) == "floor",
+        )
+        return CoTeachingOutput(*result)
     result = _coteaching_loss(
         logits1,
         logits2,
         target,
         arguments.check_ignore_index(ignore_index),
-        *_split(forget_rate),
-        *_split(num_keep),
+        *split(forget_rate),
+        *split(num_keep),
         arguments.check_rounding(rounding) == "floor",
         arguments.check_switch("disagreement", disagreement),
     )
@@ -297,23 +355,33 @@ def decoupling_rows(
     Both networks train on the same rows: the means of CE1 and CE2 add up to the mean of the joint loss at λ = 0.
     """
     ignored = arguments.check_ignore_index(ignore_index)
-    return JoCoROutput(*_jocor_loss(logits1, logits2, target, ignored, 0.0, None, _ALL_ROWS, None, True)[:5])
+    return JoCoROutput(*_jocor_loss(logits1, logits2, target, ignored, 0.0, None, ALL_ROWS, None, True)[:5])
 
 
-def select_small_loss(losses: Tensor, num_keep: int | Tensor, *, eligible: Tensor | None = None) -> Tensor:
+def select_small_loss(
+    losses: Tensor, num_keep: int | Tensor, *, eligible: Tensor | None = None, groups: Tensor | None = None
+) -> Tensor:
     """Return the mask of the num_keep eligible rows with the smallest finite losses (paper, equation 4).
 
     Ties go to the lower row, -0 equals +0: the choice of `numpy.argsort(losses, kind="stable")[:num_keep]`.
+
+    With `groups`, such as the labels, each group keeps its own share: of n rows that can be chosen, a group of m has
+    the share m·k/n. The whole part of it is kept, the group's smallest losses; the rows that are then missing to k are
+    the next ones of the groups with the largest remainders, and of equal remainders the smaller loss. So there are k
+    rows as without groups, and a group is less than one row away from its share.
 
     >>> import torch
     >>> import jocor_fast as jf
     >>> jf.select_small_loss(torch.tensor([2.0, 1.0, 1.0, float("nan"), 1.0]), 2)
     tensor([False,  True,  True, False, False])
+    >>> jf.select_small_loss(torch.tensor([1.0, 2.0, 8.0, 9.0]), 2, groups=torch.tensor([0, 0, 1, 1]))
+    tensor([ True, False,  True, False])
 
     Args:
         losses: [B], float16, bfloat16, float32 or float64.
         num_keep: k >= 1, an int or a 0-d int64 tensor on the same device.
         eligible: [B] bool; None: all rows.
+        groups: [B] whole numbers, on the same device; None: one group.
 
     Returns:
         [B] bool, with fewer than num_keep rows where fewer are eligible and finite. It has no derivative.
@@ -321,7 +389,11 @@ def select_small_loss(losses: Tensor, num_keep: int | Tensor, *, eligible: Tenso
     Raises:
         TypeError, ValueError, RuntimeError: as in `jocor_loss`.
     """
-    selected: Tensor = _select_small_loss(losses, *_split(arguments.check_num_keep(num_keep, losses)), eligible)
+    keep = arguments.check_num_keep(num_keep, losses)
+    if groups is not None:
+        arguments.check_losses(losses, eligible, groups)
+        return composed_losses.select_per_group(losses.detach(), keep, eligible, groups)
+    selected: Tensor = _select_small_loss(losses, *split(keep), eligible)
     return selected
 
 

@@ -19,18 +19,27 @@ import torch
 from torch import Tensor
 
 from jocor_fast.arguments import (
+    FLOAT_TYPES,
+    SHARES_TOLERANCE,
     check_batch_size,
+    check_class_weights,
     check_co_lambda,
     check_forget_rate,
     check_ignore_index,
     check_keep_arguments,
     check_keep_arguments_or_tensors,
+    check_label_smoothing,
+    check_logits,
+    check_losses,
+    check_matrix,
     check_num_keep,
     check_rounding,
+    check_soft_target,
     check_switch,
-    check_tensor,
-    dtype_name,
+    check_target,
+    check_type,
 )
+from jocor_fast.errors import ArgumentValueError
 from jocor_fast.forward_correction import check_reduction, check_transition
 from jocor_fast.losses import CoTeachingOutput, DecouplingOutput, JoCoROutput
 
@@ -44,11 +53,6 @@ __all__ = [
     "select_small_loss",
 ]
 
-_FLOAT_TYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-_INTEGER_TYPES = (
-    torch.uint8, torch.int8, torch.uint16, torch.int16, torch.uint32, torch.int32, torch.uint64, torch.int64,
-)  # fmt: skip
-
 
 def jocor_loss(
     logits1: Tensor,
@@ -59,25 +63,36 @@ def jocor_loss(
     forget_rate: float | None = None,
     num_keep: int | Tensor | None = None,
     ignore_index: int | None = None,
+    class_weights: Tensor | None = None,
+    label_smoothing: float = 0.0,
 ) -> JoCoROutput:
     """Return the mean of the smallest joint losses (paper, equations 1 to 5); see `jocor_fast.jocor_loss`."""
     forget_rate, num_keep = check_keep_arguments(forget_rate, num_keep, logits1)
-    per_sample, eligible = _joint_loss(logits1, logits2, target, co_lambda, ignore_index)
+    per_sample, eligible = _joint_loss(logits1, logits2, target, co_lambda, ignore_index, None, label_smoothing)
     if forget_rate is not None:
         rows = len(eligible) if ignore_index is None else int(eligible.sum())
         num_keep = _num_keep(rows, forget_rate, "ceil")
     assert num_keep is not None  # exactly one of the two is given
     losses = per_sample.detach()
     selected = _smallest(losses, num_keep, eligible)
-    loss = _mean_over(selected, per_sample)
+    if class_weights is not None:  # which the ranking does not know
+        per_sample, _ = _joint_loss(logits1, logits2, target, co_lambda, ignore_index, class_weights, label_smoothing)
+    loss = _mean_over(selected, per_sample, _row_weights(target, class_weights, eligible))
     return JoCoROutput(loss, losses, selected, selected.sum(), (eligible & ~losses.isfinite()).sum())
 
 
 def joint_loss(
-    logits1: Tensor, logits2: Tensor, target: Tensor, *, co_lambda: float = 0.9, ignore_index: int | None = None
+    logits1: Tensor,
+    logits2: Tensor,
+    target: Tensor,
+    *,
+    co_lambda: float = 0.9,
+    ignore_index: int | None = None,
+    class_weights: Tensor | None = None,
+    label_smoothing: float = 0.0,
 ) -> Tensor:
     """Return the joint loss of each row, [B] (paper, equation 1); see `jocor_fast.joint_loss`."""
-    return _joint_loss(logits1, logits2, target, co_lambda, ignore_index)[0]
+    return _joint_loss(logits1, logits2, target, co_lambda, ignore_index, class_weights, label_smoothing)[0]
 
 
 def coteaching_loss(
@@ -90,12 +105,14 @@ def coteaching_loss(
     disagreement: bool = False,
     ignore_index: int | None = None,
     rounding: str = "ceil",
+    class_weights: Tensor | None = None,
+    label_smoothing: float = 0.0,
 ) -> CoTeachingOutput:
     """Train each network on the small-loss rows of the other; see `jocor_fast.coteaching_loss`."""
     forget_rate, num_keep = check_keep_arguments_or_tensors(forget_rate, num_keep, logits1)
     check_switch("disagreement", disagreement)
     check_rounding(rounding)
-    losses1, losses2, eligible = _cross_entropies(logits1, logits2, target, ignore_index)
+    losses1, losses2, eligible = _cross_entropies(logits1, logits2, target, ignore_index, None, label_smoothing)
     if disagreement:
         differing = eligible & _predictions_differ(logits1, logits2)
         eligible = torch.where(differing.any(), differing, eligible)
@@ -106,8 +123,13 @@ def coteaching_loss(
     assert num_keep is not None  # exactly one of the two is given
     finite = (losses1 + losses2).detach().isfinite()
     selected1, selected2 = (_smallest(losses.detach(), num_keep, eligible & finite) for losses in (losses1, losses2))
+    weighted1, weighted2, weights = losses1, losses2, _row_weights(target, class_weights, eligible)
+    if class_weights is not None:
+        weighted1, weighted2, _ = _cross_entropies(
+            logits1, logits2, target, ignore_index, class_weights, label_smoothing
+        )
     return CoTeachingOutput(
-        _mean_over(selected2, losses1) + _mean_over(selected1, losses2),
+        _mean_over(selected2, weighted1, weights) + _mean_over(selected1, weighted2, weights),
         losses1.detach(),
         losses2.detach(),
         selected1,
@@ -132,9 +154,9 @@ def forward_corrected_loss(logits: Tensor, target: Tensor, transition: Any, *, r
     """Return -log((p·T)[y]); see `jocor_fast.forward_corrected_loss`."""
     check_reduction(reduction)
     matrix = check_transition(transition, logits)
-    _check_type("logits", logits, _FLOAT_TYPES)
-    _check_matrix("logits", logits)
-    _check_target(target, "logits", logits)
+    check_type("logits", logits, FLOAT_TYPES)
+    check_matrix("logits", logits)
+    check_target("logits", logits, target)
     z = logits.to(torch.promote_types(logits.dtype, torch.float32))
     valid = _check_labels(target, z, torch.ones_like(target, dtype=torch.bool), None)
     label = _column_of_labels(target, valid)[:, 0]
@@ -149,10 +171,15 @@ def forward_corrected_loss(logits: Tensor, target: Tensor, transition: Any, *, r
     return losses if reduction == "none" else losses.sum() / max(len(losses), 1)
 
 
-def select_small_loss(losses: Tensor, num_keep: int | Tensor, *, eligible: Tensor | None = None) -> Tensor:
+def select_small_loss(
+    losses: Tensor, num_keep: int | Tensor, *, eligible: Tensor | None = None, groups: Tensor | None = None
+) -> Tensor:
     """Return the mask of the num_keep eligible rows with the smallest losses; see `jocor_fast.select_small_loss`."""
-    _check_losses(losses, eligible)
-    return _smallest(losses.detach(), check_num_keep(num_keep, losses), eligible)
+    check_losses(losses, eligible, groups)
+    losses, num_keep = losses.detach(), check_num_keep(num_keep, losses)
+    if groups is None:
+        return _smallest(losses, num_keep, eligible)
+    return _smallest_per_group(losses, int(num_keep), eligible, groups)
 
 
 def num_keep(batch_size: int, forget_rate: float, *, rounding: str = "ceil") -> int:
@@ -170,9 +197,21 @@ def _num_keep(rows: int, forget_rate: float, rounding: str) -> int:
     return min(max(keep, 1), rows)
 
 
-def _mean_over(selected: Tensor, losses: Tensor) -> Tensor:
-    """Return the mean of the selected losses, 0 without any; large ones do not overflow, divided before the sum."""
-    return torch.where(selected, losses / selected.sum().clamp(min=1), 0).sum()
+def _mean_over(selected: Tensor, losses: Tensor, weights: Tensor | None = None) -> Tensor:
+    """Return the mean of the selected losses, 0 without any; large ones do not overflow, divided before the sum.
+
+    Losses that are weighted already are divided by the sum of their weights [B].
+    """
+    total = selected.sum() if weights is None else weights[selected].sum()
+    return torch.where(selected, losses / torch.where(total > 0, total, 1), 0).sum()
+
+
+def _row_weights(target: Tensor, class_weights: Tensor | None, eligible: Tensor) -> Tensor | None:
+    """Return what torch's cross_entropy divides by the sum of: the weights of labels, but 1 for each soft target."""
+    if class_weights is None or target.is_floating_point():
+        return None
+    weights = class_weights.to(torch.promote_types(class_weights.dtype, torch.float32))
+    return weights[torch.where(eligible, target.long(), 0).clamp(0, len(weights) - 1)]
 
 
 def _predictions_differ(logits1: Tensor, logits2: Tensor) -> Tensor:
@@ -188,12 +227,20 @@ def _prediction(logits: Tensor) -> Tensor:
 
 
 def _cross_entropies(
-    logits1: Tensor, logits2: Tensor, target: Tensor, ignore_index: int | None
+    logits1: Tensor,
+    logits2: Tensor,
+    target: Tensor,
+    ignore_index: int | None,
+    class_weights: Tensor | None = None,
+    label_smoothing: float = 0.0,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return CE1 and CE2 [B], each half the joint loss of a network with itself, and which rows are eligible."""
-    _check_logits(logits1, logits2)
-    losses1, eligible = _joint_loss(logits1, logits1, target, 0.0, ignore_index)
-    losses2, _ = _joint_loss(logits2, logits2, target, 0.0, ignore_index)
+    check_logits(logits1, logits2)
+    masked = _masked(logits1, logits2) if label_smoothing else None
+    (losses1, eligible), (losses2, _) = (
+        _joint_loss(logits, logits, target, 0.0, ignore_index, class_weights, label_smoothing, masked)
+        for logits in (logits1, logits2)
+    )
     return losses1 / 2, losses2 / 2, eligible
 
 
@@ -209,21 +256,105 @@ def _smallest(losses: Tensor, num_keep: int | Tensor, eligible: Tensor | None) -
     return candidates & (rank < num_keep)
 
 
+def _smallest_per_group(losses: Tensor, num_keep: int, eligible: Tensor | None, groups: Tensor) -> Tensor:
+    """Return the mask of num_keep rows of which each group has its share, by largest remainders."""
+    candidates = losses.isfinite() if eligible is None else losses.isfinite() & eligible
+    rows, numbers, names = candidates.nonzero().flatten().tolist(), losses.tolist(), groups.tolist()
+    members: dict[int, list[int]] = {}
+    for row in sorted(rows, key=lambda row: (numbers[row], row)):
+        members.setdefault(names[row], []).append(row)
+    keep = min(num_keep, len(rows))
+    shares = {name: divmod(len(own) * keep, len(rows)) for name, own in members.items()}
+    chosen = [row for name, own in members.items() for row in own[: shares[name][0]]]
+    next_ones = [(-shares[name][1], own[shares[name][0]]) for name, own in members.items() if shares[name][1]]
+    next_ones.sort(key=lambda pair: (pair[0], numbers[pair[1]], pair[1]))
+    chosen += [row for _, row in next_ones[: keep - len(chosen)]]
+    selected = torch.zeros_like(candidates)
+    selected[chosen] = True
+    return selected
+
+
+def _masked(logits1: Tensor, logits2: Tensor) -> Tensor:
+    """Return which classes either network has masked, [B, C]: they are not smoothed over."""
+    return (logits1.detach() == -torch.inf) | (logits2.detach() == -torch.inf)
+
+
 def _joint_loss(
-    logits1: Tensor, logits2: Tensor, target: Tensor, co_lambda: float, ignore_index: int | None
+    logits1: Tensor,
+    logits2: Tensor,
+    target: Tensor,
+    co_lambda: float,
+    ignore_index: int | None,
+    class_weights: Tensor | None = None,
+    label_smoothing: float = 0.0,
+    masked: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return per-sample losses [B], differentiable, and which rows are eligible [B]."""
     co_lambda, ignore_index = check_co_lambda(co_lambda), check_ignore_index(ignore_index)
-    _check_logits(logits1, logits2)
-    _check_target(target, "logits1", logits1)
+    label_smoothing = check_label_smoothing(label_smoothing)
+    check_logits(logits1, logits2)
+    if class_weights is not None:
+        check_class_weights(class_weights, logits1)
+    if label_smoothing and masked is None:
+        masked = _masked(logits1, logits2)
+    real = torch.promote_types(logits1.dtype, torch.float32)
+    if isinstance(target, Tensor) and target.is_floating_point() and target.dim() == 2:
+        return _soft_loss(logits1, logits2, target, co_lambda, ignore_index, class_weights, label_smoothing, masked)
+    check_target("logits1", logits1, target)
     labels = target.long()
     eligible = torch.ones_like(labels, dtype=torch.bool) if ignore_index is None else labels != ignore_index
     if target.dtype == torch.uint64:  # past int64 a label turns negative: it is invalid, and no ignore_index
         eligible = eligible | (labels < 0)
     valid = _check_labels(target, logits1, eligible, ignore_index)
-    losses: Tensor = _JointLoss.apply(logits1, logits2, target, valid, co_lambda)
+    shares = None
+    if class_weights is not None or label_smoothing:
+        shares = torch.zeros(logits1.shape, dtype=real, device=logits1.device)
+        shares.scatter_(1, _column_of_labels(target, valid), 1.0)
+        shares = _weighted(_smoothed(shares, label_smoothing, masked), class_weights)
+    losses: Tensor = _JointLoss.apply(logits1, logits2, target, valid, co_lambda, shares)
     # Where the host is not to wait for the device, an invalid label is a loss that is never selected.
     return torch.where(eligible & ~valid, torch.nan, losses), eligible
+
+
+def _soft_loss(
+    logits1: Tensor,
+    logits2: Tensor,
+    target: Tensor,
+    co_lambda: float,
+    ignore_index: int | None,
+    class_weights: Tensor | None,
+    label_smoothing: float,
+    masked: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """Return `_joint_loss` of targets that are probabilities [B, C]."""
+    if ignore_index is not None:
+        raise ArgumentValueError("ignore_index", "must be left out where target holds probabilities")
+    check_soft_target(target, logits1)
+    shares = target.detach().to(torch.promote_types(logits1.dtype, torch.float32))
+    sums = shares.sum(1, keepdim=True)
+    valid = (shares >= 0).all(1) & ((sums[:, 0] - 1).abs() <= SHARES_TOLERANCE)
+    if target.device.type == "cpu" and not valid.all():
+        row = int((~valid).nonzero()[0])
+        raise ArgumentValueError(
+            "target", f"must hold rows of probabilities that sum to 1, got {target[row].tolist()} in row {row}"
+        )
+    shares = _weighted(_smoothed(shares / sums, label_smoothing, masked), class_weights)
+    losses: Tensor = _JointLoss.apply(logits1, logits2, target, valid, co_lambda, shares)
+    return torch.where(valid, losses, torch.nan), torch.ones_like(valid)
+
+
+def _smoothed(shares: Tensor, label_smoothing: float, masked: Tensor | None) -> Tensor:
+    """Return (1 - ε) t + ε/C; the part of a masked class stays with the class of the largest share."""
+    if masked is None:
+        return shares
+    part = torch.full_like(shares, label_smoothing / shares.shape[1])
+    kept = torch.where(masked, part, 0).sum(1, keepdim=True)
+    spread = (1 - label_smoothing) * shares + torch.where(masked, 0, part)
+    return spread.scatter_add(1, shares.argmax(1, keepdim=True), kept)
+
+
+def _weighted(shares: Tensor, class_weights: Tensor | None) -> Tensor:
+    return shares if class_weights is None else shares * class_weights.detach().to(shares.dtype)
 
 
 class _JointLoss(torch.autograd.Function):
@@ -235,40 +366,58 @@ class _JointLoss(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, logits1: Tensor, logits2: Tensor, target: Tensor, valid: Tensor, co_lambda: float) -> Tensor:
+    def forward(
+        ctx: Any,
+        logits1: Tensor,
+        logits2: Tensor,
+        target: Tensor,
+        valid: Tensor,
+        co_lambda: float,
+        shares: Tensor | None,
+    ) -> Tensor:
+        """Compute the losses; `shares` [B, C] are the targets, times class weights, where they are not the labels."""
         log_p, log_q, p, q = _log_probabilities_and_probabilities(logits1, logits2)
         losses = log_p.new_zeros(len(target))
         if co_lambda != 1:  # a term without weight is not evaluated: it may be infinite
-            label = _column_of_labels(target, valid)
-            losses = losses - (1 - co_lambda) * (log_p.gather(1, label) + log_q.gather(1, label))[:, 0]
+            if shares is None:
+                label = _column_of_labels(target, valid)
+                supervised = (log_p.gather(1, label) + log_q.gather(1, label))[:, 0]
+            else:
+                supervised = torch.where(shares == 0, 0, shares * (log_p + log_q)).sum(1)
+            losses = losses - (1 - co_lambda) * supervised
         if co_lambda != 0:
             # KL(p‖q) + KL(q‖p) as one sum of terms >= 0: nothing cancels where the networks nearly agree
             absent = (p == 0) & (q == 0)
-            losses = losses + co_lambda * torch.where(absent, 0, (p - q) * (log_p - log_q)).sum(1)
+            agreement = torch.where(absent, 0, (p - q) * (log_p - log_q)).sum(1)
+            losses = losses + co_lambda * (agreement if shares is None else shares.sum(1) * agreement)
         losses = torch.where(valid, losses, 0)
-        ctx.save_for_backward(logits1, logits2, target, valid, losses.isfinite())
+        ctx.save_for_backward(logits1, logits2, target, valid, losses.isfinite(), shares)
         ctx.co_lambda = co_lambda
         return losses
 
     @staticmethod
     def backward(ctx: Any, grad_losses: Tensor) -> tuple[Tensor | None, ...]:
-        logits1, logits2, target, valid, finite = ctx.saved_tensors
+        logits1, logits2, target, valid, finite, shares = ctx.saved_tensors
         log_p, log_q, p, q = _log_probabilities_and_probabilities(logits1, logits2)
-        label = _column_of_labels(target, valid)
         trains = (valid & finite & (grad_losses != 0))[:, None]
 
         def gradient(p: Tensor, q: Tensor, log_ratio: Tensor) -> Tensor:
-            supervised = p.scatter_add(1, label, -torch.ones_like(p[:, :1]))  # p_j - [j = y]
+            if shares is None:
+                label = _column_of_labels(target, valid)
+                supervised, weight = p.scatter_add(1, label, -torch.ones_like(p[:, :1])), 1  # p_j - [j = y]
+            else:
+                weight = shares.sum(1, keepdim=True)
+                supervised = weight * p - shares
             per_row = (1 - ctx.co_lambda) * supervised
             if ctx.co_lambda != 0:
                 kl = torch.where(p == 0, 0, p * log_ratio).sum(1, keepdim=True)
                 agreement = torch.where(p == 0, 0, p * (log_ratio - kl)) + p - q
-                per_row = per_row + ctx.co_lambda * agreement
+                per_row = per_row + ctx.co_lambda * weight * agreement
             return torch.where(trains, per_row * grad_losses[:, None], 0).to(logits1.dtype)
 
         grad1 = gradient(p, q, log_p - log_q) if ctx.needs_input_grad[0] else None
         grad2 = gradient(q, p, log_q - log_p) if ctx.needs_input_grad[1] else None
-        return grad1, grad2, None, None, None
+        return grad1, grad2, None, None, None, None
 
 
 def _column_of_labels(target: Tensor, valid: Tensor) -> Tensor:
@@ -282,32 +431,7 @@ def _log_probabilities_and_probabilities(logits1: Tensor, logits2: Tensor) -> tu
     return z1.log_softmax(1), z2.log_softmax(1), z1.softmax(1), z2.softmax(1)
 
 
-# --- checks of tensors, with the messages of csrc/arguments.h; plain numbers are checked in arguments.py -------------
-
-
-def _check_logits(logits1: Tensor, logits2: Tensor) -> None:
-    _check_type("logits1", logits1, _FLOAT_TYPES)
-    _check_type("logits2", logits2, _FLOAT_TYPES)
-    if logits1.dtype != logits2.dtype:
-        raise TypeError(f"logits2 must be of type {dtype_name(logits1)} like logits1, got {dtype_name(logits2)}")
-    _check_matrix("logits1", logits1)
-    if logits1.shape != logits2.shape:
-        raise ValueError(f"logits2 must have shape {list(logits1.shape)} like logits1, got {list(logits2.shape)}")
-    _check_device("logits2", logits2, "logits1", logits1)
-
-
-def _check_matrix(name: str, logits: Tensor) -> None:
-    if logits.dim() != 2 or logits.shape[1] == 0:
-        raise ValueError(f"{name} must have shape [batch, classes] with at least one class, got {list(logits.shape)}")
-
-
-def _check_target(target: Tensor, name: str, logits: Tensor) -> None:
-    check_tensor("target", target)
-    if target.dtype not in _INTEGER_TYPES:
-        raise TypeError(f"target must be of an integer type, got {dtype_name(target)}")
-    if target.shape != logits.shape[:1]:
-        raise ValueError(f"target must have shape [{len(logits)}] like the rows of {name}, got {list(target.shape)}")
-    _check_device("target", target, name, logits)
+# --- checks of values; arguments.py has those of types, shapes and plain numbers --------------------------------------
 
 
 def _check_labels(target: Tensor, logits: Tensor, eligible: Tensor, ignore_index: int | None) -> Tensor:
@@ -319,28 +443,3 @@ def _check_labels(target: Tensor, logits: Tensor, eligible: Tensor, ignore_index
         accepted = f"[0, {classes})" + ("" if ignore_index is None else " or ignore_index")
         raise ValueError(f"target must hold labels in {accepted}, got {target[row]} in row {row}")
     return valid
-
-
-def _check_losses(losses: Tensor, eligible: Tensor | None) -> None:
-    _check_type("losses", losses, _FLOAT_TYPES)
-    if losses.dim() != 1:
-        raise ValueError(f"losses must have shape [batch], got {list(losses.shape)}")
-    if eligible is None:
-        return
-    _check_type("eligible", eligible, (torch.bool,))
-    if eligible.shape != losses.shape:
-        raise ValueError(f"eligible must have shape {list(losses.shape)} like losses, got {list(eligible.shape)}")
-    _check_device("eligible", eligible, "losses", losses)
-
-
-def _check_type(name: str, tensor: Tensor, accepted: tuple[torch.dtype, ...]) -> None:
-    check_tensor(name, tensor)
-    if tensor.dtype not in accepted:
-        *others, last = (str(dtype).removeprefix("torch.") for dtype in accepted)
-        names = f"{', '.join(others)} or {last}" if others else last
-        raise TypeError(f"{name} must be of type {names}, got {dtype_name(tensor)}")
-
-
-def _check_device(name: str, tensor: Tensor, other_name: str, other: Tensor) -> None:
-    if tensor.device != other.device:
-        raise ValueError(f"{name} must be on {other.device} like {other_name}, got {tensor.device}")
