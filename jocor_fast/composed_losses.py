@@ -81,7 +81,7 @@ def jocor(
     """Return the fields of a JoCoROutput; see `jocor_fast.jocor_loss`."""
     goal = _Target.of(logits1, logits2, target, ignore_index, terms)
     rows = goal.joint(logits1, logits2, co_lambda)
-    keep = _rows_to_keep(goal.count(), forget_rate, num_keep, floor=False)
+    keep = _rows_to_keep(goal.num_eligible(), forget_rate, num_keep, floor=False)
     selected = _select(rows.ranked, keep, goal.eligible, terms)
     loss = _mean(selected, rows.trained, goal.weight)
     return loss, rows.ranked, selected, selected.sum(), (~rows.ranked.isfinite()).sum()
@@ -104,7 +104,7 @@ def coteaching(
     rows1, rows2 = goal.single(logits1), goal.single(logits2)
     finite = (rows1.ranked + rows2.ranked).isfinite()
     eligible, num_nonfinite = goal.eligible, (~finite).sum()
-    count = goal.count()
+    count = goal.num_eligible()
     if disagreement:
         differing, lost = differing_rows(logits1, logits2, goal.labels, ignore_index)
         everything = torch.ones_like(finite) if eligible is None else eligible
@@ -202,7 +202,7 @@ class _Target(NamedTuple):
                 weight = None
         return cls(labels, ignore_index, column, eligible, valid, shares, weights, weight, total)
 
-    def count(self) -> Tensor:
+    def num_eligible(self) -> Tensor:
         """How many rows are eligible, 0-d int64."""
         return torch.full_like(self.column[:, 0], 1).sum() if self.eligible is None else self.eligible.sum()
 

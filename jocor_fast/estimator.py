@@ -58,6 +58,9 @@ class JoCoRClassifier(ClassifierMixin, BaseEstimator):
         lr: Adam's learning rate.
         device: "auto", "cpu", "cuda" or "cuda:N".
         precision: "float32", "bfloat16" or "float16".
+        class_weights: "balanced", or a number for each class, in sorted order: how much its samples count in the loss.
+        label_smoothing: ε in [0, 1], the part of each label to spread evenly over the classes.
+        selection_per_class: whether each class keeps the same share of its samples.
         random_state: initial weights and batches: an int, a RandomState or None (new ones for each fit).
 
     Attributes:
@@ -81,6 +84,9 @@ class JoCoRClassifier(ClassifierMixin, BaseEstimator):
         lr: float = 1e-3,
         device: str = "auto",
         precision: str = "float32",
+        class_weights: str | Sequence[float] | None = None,
+        label_smoothing: float = 0.0,
+        selection_per_class: bool = False,
         random_state: int | np.random.RandomState | None = None,
     ) -> None:
         self.forget_rate = forget_rate
@@ -93,6 +99,9 @@ class JoCoRClassifier(ClassifierMixin, BaseEstimator):
         self.lr = lr
         self.device = device
         self.precision = precision
+        self.class_weights = class_weights
+        self.label_smoothing = label_smoothing
+        self.selection_per_class = selection_per_class
         self.random_state = random_state
 
     def fit(self, X: Any, y: Any) -> JoCoRClassifier:
@@ -164,10 +173,8 @@ class JoCoRClassifier(ClassifierMixin, BaseEstimator):
 
     def _settings(self, samples: int) -> TrainSettings:
         """The parameters as the engine takes and checks them."""
-        values = {
-            name: getattr(self, name)
-            for name in ("forget_rate", "method", "co_lambda", "epochs", "batch_size", "lr", "device", "precision")
-        }
+        others = ("network", "ramp_epochs", "random_state")
+        values = {name: getattr(self, name) for name in self.get_params(deep=False) if name not in others}
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         settings = TrainSettings(**values, seed=seed)
         ramp_epochs = self.ramp_epochs

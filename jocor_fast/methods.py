@@ -14,9 +14,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from jocor_fast import composed_losses
 from jocor_fast.arguments import at_least, check_co_lambda
+from jocor_fast.composed_losses import Terms
 from jocor_fast.forward_correction import corrected_loss, log_transposed
-from jocor_fast.losses import CoTeachingOutput, coteaching_loss, decoupling_rows, jocor_loss
+from jocor_fast.losses import CoTeachingOutput, JoCoROutput, coteaching_loss, decoupling_rows, jocor_loss
 from jocor_fast.noise.estimate import anchor_percentile, estimate_transition
 from jocor_fast.option import Option, option, options_of
 from jocor_fast.schedules import keep_rounding
@@ -25,11 +27,15 @@ GROUP = "method"  # of the options, in the help
 
 
 class Keep(NamedTuple):
-    """How much of a batch an epoch keeps. Numbers, or 0-d tensors on the device that a captured step reads there."""
+    """How much of a batch is kept, and how its loss is made.
+
+    Numbers, or 0-d tensors on the device that a captured step reads there.
+    """
 
     num_keep: int | Tensor  # k, the rows that R(t) leaves of a whole batch; int64
     forget_rate: float | Tensor  # 1 − R(t), for a method that counts k among fewer rows; float64
     epoch: int = 1  # on the host: what depends on it is a `Method.phase`
+    terms: Terms | None = None  # class weights, label smoothing, a selection per class; None: nothing of these
 
 
 class StepLoss(NamedTuple):
@@ -57,6 +63,7 @@ class Method:
     num_networks: ClassVar[int] = 2
     num_choices: ClassVar[int] = 1  # how many masks `StepLoss.selected` holds
     selects: ClassVar[bool] = True  # False: τ and its ramp change nothing, and the keep rate is reported as 1
+    takes_terms: ClassVar[bool] = False  # whether its loss heeds `Keep.terms`
     stages: ClassVar[tuple[str, ...]] = ("",)  # what is trained one after the other, where that is more than one thing
 
     @classmethod
@@ -118,9 +125,10 @@ class Standard(Method):
     title = "Standard"
     num_networks = 1
     selects = False
+    takes_terms = True
 
     def loss(self, logits: tuple[Tensor, ...], labels: Tensor, keep: Keep) -> StepLoss:
-        return _own_small_loss(logits[0], labels, len(labels))
+        return _own_small_loss(logits[0], labels, keep._replace(num_keep=len(labels)))
 
 
 @register("standard-plus")
@@ -129,9 +137,10 @@ class StandardPlus(Method):
 
     title = "Standard+"
     num_networks = 1
+    takes_terms = True
 
     def loss(self, logits: tuple[Tensor, ...], labels: Tensor, keep: Keep) -> StepLoss:
-        return _own_small_loss(logits[0], labels, keep.num_keep)
+        return _own_small_loss(logits[0], labels, keep)
 
 
 @register("f-correction")
@@ -165,9 +174,13 @@ class Decoupling(Method):
 
     title = "Decoupling"
     selects = False
+    takes_terms = True
 
     def loss(self, logits: tuple[Tensor, ...], labels: Tensor, keep: Keep) -> StepLoss:
-        out = decoupling_rows(logits[0], logits[1], labels)
+        if keep.terms is None:
+            out = decoupling_rows(logits[0], logits[1], labels)
+        else:
+            out = JoCoROutput(*composed_losses.decoupling(logits[0], logits[1], labels, terms=keep.terms))
         nothing = (out.num_selected == 0).float()
         return StepLoss(out.loss, (out.selected,), out.num_nonfinite, out.per_sample, nothing)
 
@@ -178,8 +191,11 @@ class CoTeaching(Method):
 
     title = "Co-teaching"
     num_choices = 2
+    takes_terms = True
 
     def loss(self, logits: tuple[Tensor, ...], labels: Tensor, keep: Keep) -> StepLoss:
+        if keep.terms is not None:
+            return _exchanged(_coteaching(logits, labels, keep.terms, num_keep=keep.num_keep))
         return _exchanged(coteaching_loss(logits[0], logits[1], labels, num_keep=keep.num_keep))
 
 
@@ -203,6 +219,9 @@ class CoTeachingPlus(CoTeaching):
         if self.phase(keep.epoch):
             return super().loss(logits, labels, keep)
         rounding = keep_rounding(self.recipe)
+        if keep.terms is not None:
+            rate, floor = keep.forget_rate, rounding == "floor"
+            return _exchanged(_coteaching(logits, labels, keep.terms, forget_rate=rate, disagreement=True, floor=floor))
         out = coteaching_loss(
             logits[0], logits[1], labels, forget_rate=keep.forget_rate, disagreement=True, rounding=rounding
         )
@@ -214,6 +233,7 @@ class JointOnly(Method):
     """JoCoR with λ = 0: joint selection, no agreement between the networks."""
 
     title = "Joint-only"
+    takes_terms = True
 
     def loss(self, logits: tuple[Tensor, ...], labels: Tensor, keep: Keep) -> StepLoss:
         return _joint(logits, labels, keep, 0.0)
@@ -224,6 +244,7 @@ class JoCoR(Method):
     """Two networks, one joint loss: the k rows with the smallest loss train both (paper, algorithm 1)."""
 
     title = "JoCoR"
+    takes_terms = True
     co_lambda: float = option(
         0.9, GROUP, "L", "λ in [0, 1]: weight of the agreement between the networks",
         check=lambda name, value: check_co_lambda(value),
@@ -234,8 +255,20 @@ class JoCoR(Method):
 
 
 def _joint(logits: tuple[Tensor, ...], labels: Tensor, keep: Keep, co_lambda: float) -> StepLoss:
-    out = jocor_loss(logits[0], logits[1], labels, co_lambda=co_lambda, num_keep=keep.num_keep)
+    out = _jocor(logits[0], logits[1], labels, keep, co_lambda)
     return StepLoss(out.loss, (out.selected,), out.num_nonfinite, out.per_sample)
+
+
+def _jocor(logits1: Tensor, logits2: Tensor, labels: Tensor, keep: Keep, co_lambda: float) -> JoCoROutput:
+    if keep.terms is None:
+        return jocor_loss(logits1, logits2, labels, co_lambda=co_lambda, num_keep=keep.num_keep)
+    terms, num_keep = keep.terms, keep.num_keep
+    out = composed_losses.jocor(logits1, logits2, labels, terms=terms, co_lambda=co_lambda, num_keep=num_keep)
+    return JoCoROutput(*out)
+
+
+def _coteaching(logits: tuple[Tensor, ...], labels: Tensor, terms: Terms, **settings: Any) -> CoTeachingOutput:
+    return CoTeachingOutput(*composed_losses.coteaching(logits[0], logits[1], labels, terms=terms, **settings))
 
 
 def _exchanged(out: CoTeachingOutput) -> StepLoss:
@@ -243,10 +276,10 @@ def _exchanged(out: CoTeachingOutput) -> StepLoss:
     return StepLoss(out.loss, masks, out.num_nonfinite, out.per_sample1 + out.per_sample2)
 
 
-def _own_small_loss(logits: Tensor, labels: Tensor, num_keep: int | Tensor) -> StepLoss:
+def _own_small_loss(logits: Tensor, labels: Tensor, keep: Keep) -> StepLoss:
     """Mean CE of one network's small-loss rows: at λ = 0 the joint loss of a network with itself is twice its CE."""
     # The second network is a constant: the gradient is that of one CE; the values are halved, exactly.
-    out = jocor_loss(logits, logits.detach(), labels, co_lambda=0.0, num_keep=num_keep)
+    out = _jocor(logits, logits.detach(), labels, keep, 0.0)
     out.loss.detach().mul_(0.5)  # the value alone, for less than no_grad takes
     return StepLoss(out.loss, (out.selected,), out.num_nonfinite, out.per_sample.mul_(0.5))
 

@@ -48,6 +48,9 @@ def train(
     seed: int = 0,
     device: str | torch.device = "auto",
     precision: str = "float32",
+    class_weights: Any = None,
+    label_smoothing: float = 0.0,
+    selection_per_class: bool = False,
     output: str | os.PathLike[str] | None = None,
     resume: bool = False,
     num_workers: int | None = None,
@@ -101,6 +104,11 @@ def train(
             threads at once disturb each other: give each a process.
         device: "auto", "cpu", "cuda" or "cuda:N".
         precision: "float32", "bfloat16" or "float16".
+        class_weights: how much the samples of each class count in the loss: C numbers, or "balanced": inverse to how
+            many there are of it, by the noisy labels. Samples are ranked without them.
+        label_smoothing: ε in [0, 1], the part of each label to spread evenly over the classes.
+        selection_per_class: whether each class keeps the same share of its samples, so that a rare one is not left out
+            as a whole. Which of a class with few rows in a batch are kept follows from its samples' losses so far.
         output: folder for config.json, metrics.jsonl, summary.json, curves.png and checkpoints; None writes nothing.
         resume: go on from the checkpoint in `output`.
         num_workers: processes that read a Dataset, 0: this one; None: as many as there are cores. What its transforms
@@ -127,6 +135,9 @@ def train(
         seed=seed,
         device=str(device) if isinstance(device, torch.device) else device,
         precision=precision,
+        class_weights=class_weights,
+        label_smoothing=label_smoothing,
+        selection_per_class=selection_per_class,
         method_options=method_options,
     )
     unfinished = unfinished_ramp(settings)

@@ -102,6 +102,12 @@ class RunOptions:
         choices=(AUTO,), idle=_no_forgetting,
         why="the expected share of wrong labels; required if the true labels are unknown",
     )
+    class_weights: str | None = option(
+        None, TRAINING, "W",
+        "balanced: weight the samples of each class inversely to their number; or a weight for each class, from "
+        "FILE.npy, FILE.npz:KEY or FILE.pt:KEY; samples are selected without the weights",
+        why="all alike",
+    )
     model: str | None = option(
         None, TRAINING, "NAME", "mlp, cnn (both from the paper), or a torchvision classifier such as resnet18",
         why=models_text(),

@@ -12,12 +12,15 @@ from jocor_fast.config.resolve import resolve
 from jocor_fast.config.task import Task, build_task
 from jocor_fast.data.arrays import split_key
 from jocor_fast.data.catalogue import split_name
+from jocor_fast.engine.settings import BALANCED
 from jocor_fast.errors import RunError
 from jocor_fast.files.names import CONFIG, read_json
 from jocor_fast.models.pretrained import DEFAULT
 
-TRAINED_WITH = ("pretrained", "device", "loader", "precision")
-PATHS = ("dataset", "labels", "clean_labels", "noise_matrix", "pretrained")  # options that are a file, or may be
+TRAINED_WITH = ("pretrained", "device", "loader", "precision", "class_weights")
+# Options that are a file, or may be.
+PATHS = ("dataset", "labels", "clean_labels", "noise_matrix", "pretrained", "class_weights")
+WORDS = {"pretrained": DEFAULT, "class_weights": BALANCED}  # that stand for no file
 FOLDER = "folder"  # in config.json: the folder that relative paths among the settings are relative to
 
 
@@ -87,4 +90,4 @@ def _parts(name: str, value: str) -> tuple[str, str]:
     """The value as what stands before a path, and the path; no path where it is a name of ours."""
     if name == "dataset":
         return split_name(value)
-    return (value, "") if name == "pretrained" and value == DEFAULT else ("", value)
+    return (value, "") if value == WORDS.get(name) else ("", value)

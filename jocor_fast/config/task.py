@@ -17,13 +17,15 @@ from torch import nn
 
 from jocor_fast.config.options import AUTO
 from jocor_fast.config.resolve import Config
+from jocor_fast.data.arrays import ARRAY_FORMS, read_array
 from jocor_fast.data.catalogue import load_dataset
 from jocor_fast.data.dataset import Dataset
 from jocor_fast.data.images.bad_files import BadFiles
 from jocor_fast.data.images.source import ImageFiles, choose_loader
 from jocor_fast.data.labels import read_labels
 from jocor_fast.data.samples import Samples
-from jocor_fast.errors import ConfigError
+from jocor_fast.engine.settings import BALANCED
+from jocor_fast.errors import ArgumentValueError, ConfigError
 from jocor_fast.files.names import CHECKPOINT, PREVIOUS_CHECKPOINT
 from jocor_fast.machine import resolve_device
 from jocor_fast.methods import uses_forget_rate
@@ -90,6 +92,7 @@ def build_task(config: Config, announce: Callable[[str], None] | None = None) ->
     clean = labels.clean[kept] if labels.clean is not None else None
     realised = realised_rate(clean, labels.noisy[kept]) if clean is not None else None
     _decide_forget_rate(config, labels, realised)
+    _decide_class_weights(config, dataset.num_classes)
     weights, output = None, Path(config.output)
     goes_on = config.resume and any((output / name).exists() for name in (CHECKPOINT, PREVIOUS_CHECKPOINT))
     if config.pretrained is not None and not goes_on:  # where it does, the file may be gone
@@ -220,6 +223,20 @@ def _validation(config: Config, dataset: Dataset, labels: _NoisyLabels, held_out
         )
     keep_rate = 1.0 - config.training.forget_rate if kind == "small-loss" else 1.0
     return replace(_labelled(dataset.train, chosen, None).subset(held_out), keep_rate=keep_rate)
+
+
+def _decide_class_weights(config: Config, num_classes: int) -> None:
+    """Give the engine the class weights, of a file its numbers."""
+    weights: Any = config.class_weights
+    with config.naming("class_weights"):
+        if weights not in (None, BALANCED):
+            weights = np.asarray(read_array(weights, "class_weights", f"{BALANCED}, {ARRAY_FORMS}"))
+            if weights.shape != (num_classes,) or weights.dtype.kind not in "iuf":
+                raise ArgumentValueError(
+                    "class_weights",
+                    f"must hold a number for each of the {num_classes} classes, got {weights.dtype} {weights.shape}",
+                )
+        config.training = replace(config.training, class_weights=weights)
 
 
 def _decide_forget_rate(config: Config, labels: _NoisyLabels, realised: float | None) -> None:

@@ -111,7 +111,10 @@ class CapturedSteps:
         rows = log.rows(places)
         size = len(rows) // count
         stored, labels = source.gather(rows), self.labels.index_select(0, rows)
-        outcomes = [batch(*pair, self._rates) for pair in zip(stored.split(size), labels.split(size), strict=True)]
+        outcomes = [
+            batch(part, given, self._rates, self.history.ranks_of(samples))
+            for part, given, samples in zip(stored.split(size), labels.split(size), rows.split(size), strict=True)
+        ]
         log.record_at(places, outcomes)
         self.history.record(rows, labels, outcomes)
         self._place.add_(count)

@@ -70,9 +70,10 @@ class SampleHistory:
     one operation each. Nothing in `record` waits for the device, and the table stays in its place.
     """
 
-    def __init__(self, labels: Tensor, num_networks: int) -> None:
-        """Begin, for int64 labels [N] on the run's device."""
+    def __init__(self, labels: Tensor, num_networks: int, *, ranked: bool = False) -> None:
+        """Begin, for int64 labels [N] on the run's device; `ranked`: `rank` is to be called before each epoch."""
         self.labels = labels
+        self.ranks = torch.zeros(len(labels), device=labels.device) if ranked else None
         means = 1 + num_networks
         self.table = torch.zeros(len(labels), _FIRST_MEAN + means + num_networks, device=labels.device)
         # A row r becomes keep · r + add · x: counts add up, means move, predictions are replaced. The means start at
@@ -94,6 +95,25 @@ class SampleHistory:
             samples, labels, outcomes = zip(*self._noted, strict=True)
             self.record(torch.cat(samples), torch.cat(labels), outcomes)
             self._noted.clear()
+
+    def rank(self) -> None:
+        """Rank the samples of each class by the moving means of their losses: 0 the lowest, towards 1 the highest.
+
+        In each class the ranks are evenly spread, whatever its losses are. Samples without a loss come first.
+        """
+        assert self.ranks is not None
+        weight, loss = self.table[:, _FIRST_MEAN - 1], self.table[:, _FIRST_MEAN]
+        order = (loss / weight.clamp(min=1e-30)).argsort(stable=True)
+        order = order[self.labels[order].argsort(stable=True)]
+        labels = self.labels[order]
+        place = torch.arange(len(order), device=order.device)
+        first = torch.searchsorted(labels, labels)
+        size = torch.searchsorted(labels, labels, right=True) - first
+        self.ranks[order] = (place - first) / size
+
+    def ranks_of(self, samples: Tensor) -> Tensor | None:
+        """Return the ranks of a step's samples, [B]; None where there are none."""
+        return None if self.ranks is None else self.ranks.index_select(0, samples)
 
     @torch.no_grad()
     def record(self, samples: Tensor, labels: Tensor, outcomes: Sequence[StepLoss]) -> None:
@@ -134,7 +154,8 @@ class SampleHistory:
     def state_dict(self) -> dict[str, Any]:
         """Return the table, not copied, and the labels that its probabilities are of."""
         self.record_noted()
-        return {"table": self.table, "labels": self.labels.int()}
+        ranks = {} if self.ranks is None else {"ranks": self.ranks}
+        return {"table": self.table, "labels": self.labels.int(), **ranks}
 
     def statistics(self) -> SampleStatistics:
         """Return what there is, on the host."""
@@ -143,3 +164,5 @@ class SampleHistory:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Copy what `state_dict` returned, of a run on the same labels."""
         self.table.copy_(state["table"])
+        if self.ranks is not None:
+            self.ranks.copy_(state["ranks"])

@@ -37,6 +37,10 @@ def loss_over_all(
     everywhere[processes.rank] = own
     whole = torch.stack(everywhere, 2).flatten(1, 2)  # [networks, B · W, C]
     all_labels = processes.gathered(labels).t().reshape(-1)
+    if keep.terms is not None and keep.terms.groups is not None:
+        assert keep.terms.precedence is not None  # both are [B]
+        ranks = processes.gathered(keep.terms.precedence).t().reshape(-1)
+        keep = keep._replace(terms=keep.terms._replace(groups=all_labels, precedence=ranks))
     outcome = method.loss(whole.unbind(), all_labels, keep)
     per_sample = processes.share_of(outcome.per_sample)
     return outcome._replace(

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from jocor_fast import arguments
 from jocor_fast.errors import ArgumentTypeError, ArgumentValueError
@@ -15,6 +17,7 @@ from jocor_fast.methods import GROUP, METHODS
 from jocor_fast.option import Option, option, options_of
 from jocor_fast.schedules import LR_PLANS, RECIPES, default_decay_start, has_decay_start, trained_epochs
 
+BALANCED = "balanced"  # class weights
 OPTIMIZERS = ("adam", "sgd")
 AUGMENTATIONS = ("none", "crop-flip")
 PRECISIONS = ("float32", "bfloat16", "float16")
@@ -63,6 +66,10 @@ def device_name(device: str | torch.device) -> str:
     return name
 
 
+def _smoothing(name: str, value: Any) -> float:
+    return arguments.check_label_smoothing(value)
+
+
 def _device(name: str, value: Any) -> str:
     return device_name(value)
 
@@ -108,6 +115,8 @@ class TrainSettings:
     Attributes:
         forget_rate: τ, float in [0, 1): the share of a batch that is left out once the ramp is over.
         method_options: further options of the method, by name; one that is not given has its default.
+        class_weights: how much the samples of each class count in a loss: C numbers; "balanced": inverse to their
+            numbers, N / (C · n); None: all alike.
         decay_start: None becomes `schedules.default_decay_start`.
     """
 
@@ -122,6 +131,12 @@ class TrainSettings:
         10, METHOD, "N", "epochs over which the dropped share rises from 0 to τ", check=_at_least(0),
         idle=_no_selection,
         why="networks learn the clean labels first: leave them a few hundred steps",
+    )
+    selection_per_class: bool = option(
+        False, METHOD, "",
+        "keep the same share of each class, so that a rare one is not dropped as a whole; a class with few rows in a "
+        "batch keeps those that its samples' losses so far rank lowest",
+        check=arguments.check_switch, idle=_no_selection,
     )
     warmup_epochs: int = _of_method("coteaching-plus", "warmup_epochs", why="cifar10: 20; cifar100: 5")
     epochs: int = option(
@@ -144,6 +159,10 @@ class TrainSettings:
     )
     optimizer: str = option("adam", TRAINING, "NAME", "optimiser of both networks", choices=OPTIMIZERS)
     weight_decay: float = option(0.0, TRAINING, "W", "L2 penalty on the weights", check=_finite)
+    class_weights: str | tuple[float, ...] | None = None
+    label_smoothing: float = option(
+        0.0, TRAINING, "E", "part of each label to spread evenly over all classes, in [0, 1]", check=_smoothing,
+    )
     augment: str = option(
         "none", TRAINING, "NAME", "random crops and horizontal flips", choices=AUGMENTATIONS, why="as in the paper"
     )
@@ -187,6 +206,10 @@ class TrainSettings:
                 arguments.check_choice(name, value, declared.choices)
             elif declared.check is not None:
                 self._set(name, declared.check(name, value))
+        self._set("class_weights", _class_weights(self.class_weights))
+        for name, value in (("class_weights", self.class_weights), ("label_smoothing", self.label_smoothing or None)):
+            if value is not None and not METHODS[self.method].takes_terms:
+                raise ArgumentValueError(name, f"must be left out: the loss of method {self.method!r} has none")
         trained_epochs(self.epochs, self.recipe)  # refuses one epoch of recipe "published"
         self._set_method_options()
 
@@ -221,6 +244,16 @@ class TrainSettings:
 
     def _set(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)
+
+
+def _class_weights(weights: Any) -> str | tuple[float, ...] | None:
+    """Return class weights as a plain type; ArgumentError where they are none."""
+    if weights is None or (isinstance(weights, str) and weights == BALANCED):
+        return weights
+    if isinstance(weights, str) or not isinstance(weights, (Sequence, np.ndarray, Tensor)):
+        raise ArgumentTypeError("class_weights", f"must be {BALANCED!r} or a number for each class, got {weights!r}")
+    numbers = weights.tolist() if isinstance(weights, (np.ndarray, Tensor)) else weights
+    return tuple(_finite("class_weights", number) for number in numbers)
 
 
 def further_options(method: str) -> dict[str, Option]:

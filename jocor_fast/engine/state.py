@@ -17,8 +17,9 @@ from jocor_fast.engine.history import SampleHistory
 from jocor_fast.engine.networks import check_single_rows, probe_classes, start_training
 from jocor_fast.engine.plan import DeviceRates, EpochPlan, StepRates, whole_batch
 from jocor_fast.engine.processes import ALONE, Processes
-from jocor_fast.engine.settings import TrainSettings
+from jocor_fast.engine.settings import BALANCED, TrainSettings
 from jocor_fast.engine.step import TrainingStep
+from jocor_fast.errors import ArgumentValueError
 
 
 class TrainingState:
@@ -59,7 +60,8 @@ class TrainingState:
             check_single_rows(self.networks, self.source.first(1), why)
         self.generator = torch.Generator(device).manual_seed(settings.seed)
         self.step = TrainingStep(settings, self.networks, self.source, device, self.generator, processes)
-        self.history = SampleHistory(self.labels, len(self.networks))
+        self.step.class_weights = self._class_weights()
+        self.history = SampleHistory(self.labels, len(self.networks), ranked=self.step.per_class)
         self.log: EpochLog | None = None  # of the epoch under way
         self._kept_log: EpochLog | None = None  # of the epoch before, whose tensors serve the next
         # On a GPU the rates lie on the device however the steps are launched: all of them round alike.
@@ -94,6 +96,20 @@ class TrainingState:
                 )
         return classes
 
+    def _class_weights(self) -> Tensor | None:
+        """Return the weights of the classes, float32 [C]; a class without samples has none where they are balanced."""
+        weights = self.settings.class_weights
+        if weights is None:
+            return None
+        if weights == BALANCED:
+            numbers = torch.bincount(self.labels, minlength=self.classes).double()
+            return torch.where(numbers > 0, len(self.labels) / (self.classes * numbers), 0.0).float()
+        if len(weights) != self.classes:
+            raise ArgumentValueError(
+                "class_weights", f"must be a number for each of the {self.classes} classes, got {len(weights)}"
+            )
+        return torch.tensor(weights, dtype=torch.float32, device=self.device)
+
     @property
     def realised_noise_rate(self) -> float | None:
         """Share of wrong labels among those trained on; None where the truth is unknown."""
@@ -111,6 +127,8 @@ class TrainingState:
         """Return the log of the epoch, which may be under way, and what its steps read of the plan."""
         if self.log is None:
             self.log = self._new_log(plan)
+            if self.step.per_class:
+                self.history.rank()
         if self.captured is not None:
             self.captured.begin(self.log, plan)
         return self.log, plan.rates if self.rates is None else self.rates.load(plan)

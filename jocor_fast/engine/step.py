@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from jocor_fast.composed_losses import Terms
 from jocor_fast.data.samples import InputSource
 from jocor_fast.engine import augment
 from jocor_fast.engine.loss_scale import LossScale
@@ -52,14 +53,17 @@ class TrainingStep:
         else:
             self.group = SeparateNetworks(networks, **layout)
         self.optimizer = build_optimizer(settings, self.group.parameters)
+        self.per_class = settings.selection_per_class and self.method.selects
+        self.class_weights: Tensor | None = None  # [C], as float32
         self.loss_scale = LossScale(device) if settings.precision == "float16" else None
 
-    def __call__(self, stored: Tensor, labels: Tensor, rates: StepRates) -> StepLoss:
+    def __call__(self, stored: Tensor, labels: Tensor, rates: StepRates, ranks: Tensor | None = None) -> StepLoss:
         """Forward, loss, backward, update.
 
         Args:
             stored: [B, ...], samples as the source hands them out.
             labels: int64 [B].
+            ranks: [B], of the samples in their classes, where the selection is per class.
 
         Returns:
             What the method made of the batch; nothing of it keeps more than the logits alive.
@@ -73,7 +77,7 @@ class TrainingStep:
         others = [type(output).__name__ for output in logits if not isinstance(output, Tensor)]
         if others:
             raise TypeError(f"networks must give logits [B, C] in training mode as in evaluation mode, got {others[0]}")
-        outcome = self._loss(logits, labels, rates.keep)
+        outcome = self._loss(logits, labels, self._with_terms(rates.keep, labels, ranks))
         skip = None if outcome.skip is None else self.processes.least(outcome.skip)
         if self.loss_scale is None:
             self.group.backward(outcome.loss)
@@ -89,6 +93,12 @@ class TrainingStep:
         if self.selects_over_all:
             return loss_over_all(self.method, logits, labels, keep, self.processes)
         return self.method.loss(logits, labels, keep)
+
+    def _with_terms(self, keep: Keep, labels: Tensor, ranks: Tensor | None) -> Keep:
+        smoothing = self.settings.label_smoothing
+        if not (self.per_class or smoothing or self.class_weights is not None):
+            return keep
+        return keep._replace(terms=Terms(self.class_weights, smoothing, labels if self.per_class else None, ranks))
 
     def autocast(self) -> contextlib.AbstractContextManager[None]:
         """Return the precision of the run, for what the networks compute."""
