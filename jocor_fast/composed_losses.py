@@ -45,13 +45,11 @@ class Terms(NamedTuple):
     precedence: Tensor | None = None
 
 
-def terms_of(class_weights: Tensor | None, label_smoothing: float, target: Tensor, logits: Tensor) -> Terms | None:
-    """Return the checked terms, None where they are those of the plain loss."""
+def terms_of(class_weights: Tensor | None, label_smoothing: float, target: Tensor) -> Terms | None:
+    """Return the terms, None where they are those of the plain loss."""
     if class_weights is None and type(label_smoothing) is float and label_smoothing == 0.0 and not is_soft(target):
         return None
     smoothing = arguments.check_label_smoothing(label_smoothing)
-    if class_weights is not None:
-        arguments.check_class_weights(class_weights, logits)
     return Terms(class_weights, smoothing) if class_weights is not None or smoothing or is_soft(target) else None
 
 
@@ -194,6 +192,7 @@ class _Target(NamedTuple):
             shares = spread if shares is None else (1 - terms.label_smoothing) * shares + spread
         weights = weight = total = None
         if terms.class_weights is not None:
+            arguments.check_class_weights(terms.class_weights, logits1)
             weights = terms.class_weights.detach().to(real)
             weight = total = weights[column[:, 0]]
             if shares is not None:

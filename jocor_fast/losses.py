@@ -132,7 +132,7 @@ def jocor_loss(
         RuntimeError: CUDA tensors, and a build without CUDA; differentiating twice.
     """
     forget_rate, num_keep = arguments.check_keep_arguments(forget_rate, num_keep, logits1)
-    terms = terms_of(class_weights, label_smoothing, target, logits1)
+    terms = terms_of(class_weights, label_smoothing, target)
     if terms is not None:
         result = composed_losses.jocor(
             logits1,
@@ -240,7 +240,7 @@ def joint_loss(
         ignored rows; rows whose loss is not finite keep it, and get zero gradients.
     """
     co_lambda, ignore_index = arguments.check_co_lambda(co_lambda), arguments.check_ignore_index(ignore_index)
-    terms = terms_of(class_weights, label_smoothing, target, logits1)
+    terms = terms_of(class_weights, label_smoothing, target)
     if terms is not None:
         return composed_losses.joint_rows(logits1, logits2, target, co_lambda, ignore_index, terms)
     per_sample: Tensor = _joint_loss(logits1, logits2, target, ignore_index, co_lambda)[0]
@@ -297,7 +297,7 @@ def coteaching_loss(
         TypeError, ValueError, RuntimeError: as in `jocor_loss`.
     """
     forget_rate, num_keep = arguments.check_keep_arguments_or_tensors(forget_rate, num_keep, logits1)
-    terms = terms_of(class_weights, label_smoothing, target, logits1)
+    terms = terms_of(class_weights, label_smoothing, target)
     if terms is not None:
         result = composed_losses.coteaching(
             logits1,

@@ -123,11 +123,12 @@ def coteaching_loss(
     assert num_keep is not None  # exactly one of the two is given
     finite = (losses1 + losses2).detach().isfinite()
     selected1, selected2 = (_smallest(losses.detach(), num_keep, eligible & finite) for losses in (losses1, losses2))
-    weighted1, weighted2, weights = losses1, losses2, _row_weights(target, class_weights, eligible)
+    weighted1, weighted2 = losses1, losses2
     if class_weights is not None:
         weighted1, weighted2, _ = _cross_entropies(
             logits1, logits2, target, ignore_index, class_weights, label_smoothing
         )
+    weights = _row_weights(target, class_weights, eligible)
     return CoTeachingOutput(
         _mean_over(selected2, weighted1, weights) + _mean_over(selected1, weighted2, weights),
         losses1.detach(),
@@ -210,7 +211,7 @@ def _row_weights(target: Tensor, class_weights: Tensor | None, eligible: Tensor)
     """Return what torch's cross_entropy divides by the sum of: the weights of labels, but 1 for each soft target."""
     if class_weights is None or target.is_floating_point():
         return None
-    weights = class_weights.to(torch.promote_types(class_weights.dtype, torch.float32))
+    weights = class_weights.double()
     return weights[torch.where(eligible, target.long(), 0).clamp(0, len(weights) - 1)]
 
 

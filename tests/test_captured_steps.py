@@ -80,6 +80,8 @@ RUNS: list[tuple[Build, dict[str, Any]]] = [
     (small_tanh, {"method": "coteaching-plus", "warmup_epochs": 1}),
     (small_tanh, {"optimizer": "sgd", "lr": 0.1}),
     (small_tanh, {"decay_start": 1}),
+    (small_tanh, {"selection_per_class": True, "class_weights": "balanced", "label_smoothing": 0.1}),
+    (small_tanh, {"selection_per_class": True, "method": "coteaching-plus", "warmup_epochs": 1}),
     (small_cnn, {"augment": "crop-flip"}),
     (small_cnn, {"precision": "float16", "recipe": "published", "decay_start": 2}),
 ]

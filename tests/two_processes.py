@@ -284,6 +284,9 @@ def drawn(processes: Processes) -> dict[str, Any]:
 
 SCENARIOS: dict[str, Callable[[Processes], dict[str, Any]]] = {
     **{f"method {name}": lambda processes, name=name: epochs(processes, method=name, count=2) for name in METHODS},
+    "method per class": lambda processes: epochs(
+        processes, selection_per_class=True, class_weights="balanced", count=2
+    ),
     "network paired": lambda processes: epochs(processes, small_mlp, count=2),
     "network convolutions": lambda processes: epochs(
         processes, two_convolutions, data=blobs(SAMPLES, (3, 8, 8)), augment="crop-flip"

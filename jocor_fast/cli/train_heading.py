@@ -35,6 +35,10 @@ def print_heading(
     if method.selects:
         lines["τ"] = f"{training.forget_rate:.4g} from epoch {training.ramp_epochs} on ({config.origin('forget_rate')})"
     lines |= {SHOWN_AS.get(name, name): f"{config.value(name):g} ({config.origin(name)})" for name in method.options}
+    given = {name: config.value(name) for name in ("class_weights", "label_smoothing", "selection_per_class")}
+    parts = [(name.replace("_", " "), "" if value is True else f" {value}") for name, value in given.items() if value]
+    if parts:
+        lines["loss"] = ", ".join(name + value for name, value in parts)
     networks = f"{method.num_networks} × {config.model}" if method.num_networks > 1 else config.model
     drawn = config.reasons.get("pretrained", "drawn at random")
     weights = drawn if config.pretrained is None else f"from {config.pretrained}"
