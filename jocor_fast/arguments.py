@@ -141,19 +141,23 @@ def check_label_smoothing(label_smoothing: float) -> float:
     return value
 
 
-def check_class_weights(class_weights: Tensor, logits: Tensor) -> None:
-    """Raise unless the weights are a floating tensor [C], on the CPU also finite and not negative."""
+def check_class_weights(class_weights: Tensor) -> None:
+    """Raise unless the weights are a floating tensor, on the CPU of finite numbers that are not negative."""
     check_type("class_weights", class_weights, FLOAT_TYPES)
-    if class_weights.shape != logits.shape[1:]:
-        raise ArgumentValueError(
-            "class_weights", f"must have shape {list(logits.shape[1:])}, got {list(class_weights.shape)}"
-        )
-    check_device("class_weights", class_weights, "the logits", logits)
     if class_weights.device.type == "cpu" and not is_compiling():
         wrong = ~((class_weights >= 0) & class_weights.isfinite())
         if wrong.any():
             first = class_weights[wrong][0].item()
             raise ArgumentValueError("class_weights", f"must be finite and at least 0, got {first:g}")
+
+
+def check_number_of_weights(class_weights: Tensor, logits: Tensor) -> None:
+    """Raise ValueError unless the weights are [C], on the logits' device."""
+    if class_weights.shape != logits.shape[1:]:
+        raise ArgumentValueError(
+            "class_weights", f"must have shape {list(logits.shape[1:])}, got {list(class_weights.shape)}"
+        )
+    check_device("class_weights", class_weights, "the logits", logits)
 
 
 def check_soft_target(target: Tensor, logits: Tensor) -> None:

@@ -50,6 +50,8 @@ def terms_of(class_weights: Tensor | None, label_smoothing: float, target: Tenso
     if class_weights is None and type(label_smoothing) is float and label_smoothing == 0.0 and not is_soft(target):
         return None
     smoothing = arguments.check_label_smoothing(label_smoothing)
+    if class_weights is not None:
+        arguments.check_class_weights(class_weights)
     return Terms(class_weights, smoothing) if class_weights is not None or smoothing or is_soft(target) else None
 
 
@@ -192,7 +194,7 @@ class _Target(NamedTuple):
             shares = spread if shares is None else (1 - terms.label_smoothing) * shares + spread
         weights = weight = total = None
         if terms.class_weights is not None:
-            arguments.check_class_weights(terms.class_weights, logits1)
+            arguments.check_number_of_weights(terms.class_weights, logits1)
             weights = terms.class_weights.detach().to(real)
             weight = total = weights[column[:, 0]]
             if shares is not None:

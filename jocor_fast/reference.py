@@ -33,6 +33,7 @@ from jocor_fast.arguments import (
     check_losses,
     check_matrix,
     check_num_keep,
+    check_number_of_weights,
     check_rounding,
     check_soft_target,
     check_switch,
@@ -295,7 +296,8 @@ def _joint_loss(
     label_smoothing = check_label_smoothing(label_smoothing)
     check_logits(logits1, logits2)
     if class_weights is not None:
-        check_class_weights(class_weights, logits1)
+        check_class_weights(class_weights)
+        check_number_of_weights(class_weights, logits1)
     if label_smoothing and masked is None:
         masked = _masked(logits1, logits2)
     real = torch.promote_types(logits1.dtype, torch.float32)

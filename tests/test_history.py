@@ -13,7 +13,6 @@ from torch import Tensor
 
 from engine_cases import CLASSES, blobs, fit, pair_of, settings, small_mlp, small_tanh, train_epochs, training
 from jocor_fast.engine.history import LARGEST_LOSS, WINDOW, SampleHistory, SampleStatistics
-from jocor_fast.engine.plan import StepRates
 from jocor_fast.engine.step import TrainingStep
 from jocor_fast.methods import METHODS, StepLoss
 
@@ -108,8 +107,8 @@ def test_a_trainer_records_every_step_that_it_takes(method: str, monkeypatch: py
     state.step.method.prepare(lambda method, estimate: torch.eye(CLASSES))
     plain, take = PlainHistory(state.labels), TrainingStep.__call__
 
-    def noted(step: TrainingStep, stored: Tensor, labels: Tensor, rates: StepRates) -> StepLoss:
-        outcome = take(step, stored, labels, rates)
+    def noted(step: TrainingStep, stored: Tensor, labels: Tensor, *further: Any) -> StepLoss:
+        outcome = take(step, stored, labels, *further)
         assert state.log is not None
         at = state.log.step * len(labels)
         plain.record(state.log.order[at : at + len(labels)], outcome)
