@@ -158,7 +158,7 @@ def write(where: dict[str, Any], way: str, figures: dict[str, Any]) -> None:
 
 def tables(lines: list[dict[str, Any]]) -> str:
     """long-tail.md."""
-    training = [
+    training: list[tuple[str, ...]] = [
         (
             "set",
             "noise",
@@ -170,7 +170,7 @@ def tables(lines: list[dict[str, Any]]) -> str:
             "in an epoch",
         )
     ]
-    audits = [
+    audits: list[tuple[str, ...]] = [
         (
             "set",
             "noise",

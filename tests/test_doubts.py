@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -31,6 +33,19 @@ def an_audit(*, agreement: float = 0.8, seen: int = 30, suggested: np.ndarray | 
         selected=everywhere,
         seen=everywhere,
     )
+
+
+def test_classes_that_training_has_left_out_are_named() -> None:
+    found = an_audit()
+    rare = GIVEN == 3
+    unknown = replace(
+        found,
+        selected=np.where(rare, 9, found.selected),
+        prediction=np.where(rare, 4, found.prediction),
+        suggested=np.where(rare, 3, found.suggested),
+    )
+    (sentence,) = doubts(unknown, None, NAMES)
+    assert sentence.startswith("has hardly trained on what is labelled class 3, and does not judge these labels")
 
 
 def measured(accuracy: float, name: str = "test") -> HeldOut:

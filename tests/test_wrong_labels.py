@@ -11,7 +11,7 @@ from sklearn.metrics import f1_score, roc_auc_score
 
 import jocor_fast as jf
 from engine_cases import blobs, fit, settings, small_tanh
-from jocor_fast.diagnosis.wrong_labels import audit_history
+from jocor_fast.diagnosis.wrong_labels import WRONG, audit_history
 from jocor_fast.engine.history import SampleStatistics
 from jocor_fast.errors import RunError
 
@@ -174,3 +174,20 @@ def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
     (tmp_path / "checkpoint.pt").mkdir()  # as good as one without permission to read it, which root always has
     with pytest.raises(RunError, match=r"^RUN: .*checkpoint.pt cannot be read \(Is a directory\)"):
         jf.audit(tmp_path)
+
+
+def test_the_labels_of_a_class_that_training_has_left_out_are_not_taken_for_wrong() -> None:
+    """Networks that do not know a rare class contradict all of its labels; the same where they were trained on it."""
+    history, true = a_history(jf.noise.symmetric(5, 0.1))
+    rare = (true == 4) & (np.arange(len(true)) % 20 > 0)
+    kept = [part[..., ~rare] for part in (history.labels, history.seen, history.selected, history.loss)]
+    prediction, probability = history.prediction[:, ~rare], history.probability[:, ~rare]
+    given = kept[0] == 4
+    prediction[:, given], probability[:, given] = 3, 0.01
+    kept[2] = np.where(given, 0, kept[2])
+    found = audit_history(SampleStatistics(*kept, probability, prediction))
+    assert not found.wrong[given].any()
+    assert (found.score[given] == WRONG).any()  # they are suspicious nevertheless
+    assert found.wrong[~given].mean() == pytest.approx(0.1, abs=0.02)
+    kept[2] = kept[1] // 2
+    assert audit_history(SampleStatistics(*kept, probability, prediction)).wrong[given].all()

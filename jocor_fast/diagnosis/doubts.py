@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jocor_fast.diagnosis.wrong_labels import Audit
+from jocor_fast.diagnosis.wrong_labels import Audit, classes_left_out
 from jocor_fast.report.screen import counted
 from jocor_fast.report.tables import percent
 
@@ -43,7 +43,8 @@ def doubts(found: Audit, held_out: HeldOut | None, names: Sequence[str]) -> list
         names: of the classes.
     """
     reason = _few_steps(found) or _nothing_learnt(found) or (held_out and _memorised(found, held_out))
-    return [sentence for sentence in (reason, _classes_given_up(found, names)) if sentence]
+    of_classes = (_classes_given_up(found, names), _classes_left_out(found, names))
+    return [sentence for sentence in (reason, *of_classes) if sentence]
 
 
 def caveat(found: Audit, held_out: HeldOut | None) -> str | None:
@@ -102,15 +103,29 @@ def _memorised(found: Audit, held_out: HeldOut) -> str | None:
 def _classes_given_up(found: Audit, names: Sequence[str]) -> str | None:
     """Which classes not to believe it of: those of which hardly a label would remain, or come from others."""
     given, suggested = (np.bincount(labels, minlength=len(names)) for labels in (found.given, found.suggested))
-    given_up = [names[number] for number in np.flatnonzero(suggested < LEAST_OF_A_CLASS * given).tolist()]
-    if not given_up:
+    given_up = np.flatnonzero(suggested < LEAST_OF_A_CLASS * given)
+    if not len(given_up):
         return None
-    more = len(given_up) - CLASSES_NAMED
-    named = ", ".join(given_up[:CLASSES_NAMED]) + f" and {more} more" * (more > 0)
     return (
-        f"would label hardly any sample {named}, as where networks have not learnt a class, being rare or "
-        "under too many wrong labels: look at what is labelled so before that is replaced"
+        f"would label hardly any sample {_named(given_up, names)}, as where networks have not learnt a class, being "
+        "rare or under too many wrong labels: look at what is labelled so before that is replaced"
     )
+
+
+def _classes_left_out(found: Audit, names: Sequence[str]) -> str | None:
+    """Which classes are not judged, as training has left them out."""
+    left_out = classes_left_out(found, found.given)
+    if not len(left_out):
+        return None
+    return (
+        f"has hardly trained on what is labelled {_named(left_out, names)}, and does not judge these labels: a run with "
+        "a selection per class does"
+    )
+
+
+def _named(classes: np.ndarray, names: Sequence[str]) -> str:
+    more = len(classes) - CLASSES_NAMED
+    return ", ".join(names[number] for number in classes[:CLASSES_NAMED].tolist()) + f" and {more} more" * (more > 0)
 
 
 def _agreement(found: Audit) -> float:

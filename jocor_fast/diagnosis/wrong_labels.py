@@ -12,7 +12,8 @@ above a 7 that was labelled 1 on purpose: on MNIST with asymmetric noise of 40 %
 .81, with it .96. ε holds back the certainty of networks about what they were trained on, and h says how many
 independent witnesses they are: one alone is one, two that were trained to agree are more than one and fewer than two.
 A label that no network contradicts is as probably right, at least: networks that have learnt little are sure of
-nothing, and their low p(y) would make every label wrong.
+nothing, and their low p(y) would make every label wrong. Nor is a label taken for wrong whose class they were hardly
+trained on: selection by loss can drop a rare class entirely, and networks that do not know it contradict its labels.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from jocor_fast.runs.fit import Run
 from jocor_fast.runs.folder import history_in, read_whole_checkpoint
 
 LEAST_PROBABILITY = 0.01  # ε
+LEAST_TRAINED = 0.5  # of what is usual: less of it, and the labels of a class are not judged
 WRONG = 0.5  # a label with a score above is taken for wrong
 
 
@@ -105,7 +107,8 @@ def audit_history(history: SampleStatistics, num_classes: int | None = None) -> 
     contradicted = contradiction >= 0
     other = np.where(contradicted, contradiction, _likeliest_other(taken_for)[given])
     witnesses = (1 + len(prediction)) / 2
-    highest_score = np.where(contradicted, 1.0, WRONG)
+    judged = ~np.isin(given, classes_left_out(history, given))
+    highest_score = np.where(contradicted & judged, 1.0, WRONG)
     score, fewer = (
         np.minimum(_score(history, taken_for, other, witnesses=count), highest_score)
         for count in (witnesses, witnesses - 0.5)
@@ -128,6 +131,20 @@ def audit_history(history: SampleStatistics, num_classes: int | None = None) -> 
         selected=history.selected,
         seen=history.seen,
     )
+
+
+def classes_left_out(found: SampleStatistics | Audit, given: np.ndarray) -> np.ndarray:
+    """Return the classes that a run has hardly trained on, and does not know.
+
+    These are selected less than half as often as the average sample, and the networks agree with less than half of
+    their labels. (Methods that train on what networks disagree about select well-known classes rarely, too.)
+    """
+    agreement = (found.prediction == given).mean(0)
+    samples, chosen, met, agreed = (
+        np.bincount(given, weights=counts) for counts in (found.seen > 0, found.selected, found.seen, agreement)
+    )
+    rarely = chosen * met.sum() < LEAST_TRAINED * chosen.sum() * met
+    return np.flatnonzero(rarely & (agreed < LEAST_TRAINED * samples))
 
 
 def _shares(true: np.ndarray, labelled: np.ndarray, classes: int) -> np.ndarray:
