@@ -118,8 +118,8 @@ def _classes_left_out(found: Audit, names: Sequence[str]) -> str | None:
     if not len(left_out):
         return None
     return (
-        f"has hardly trained on what is labelled {_named(left_out, names)}, and does not judge these labels: a run with "
-        "a selection per class does"
+        f"has hardly trained on what is labelled {_named(left_out, names)}, and does not judge these labels: a run "
+        "with a selection per class does"
     )
 
 
