@@ -47,9 +47,6 @@ from jocor_fast.noise.estimate import pair_counts, rows_of_counts
 SUREST = 0.1  # the part of the rows taken for a class whose labels make its row of T,
 LEAST_SUREST = 30  # and how many there are at least
 LEAST_TRANSITION = 0.05  # added to T: without it, a pair of classes that was not seen would clear a label of all doubt
-RARE = (
-    0.5  # of the average number of labels; below it, so much less is added: what is rarely said is rarely said wrongly
-)
 LEAST_VOTE = 0.02  # ε
 STEEPNESS = 1.5  # h: fits to drawn noise are 0.4 to 1.1 where it depends on the sample, and 1.4 to 2.3 where not
 SHARED_ERRORS, SHARED_ERRORS_GROWTH = 0.15, 0.6
@@ -247,9 +244,7 @@ class _Share:
 
 def _log_odds(belief: np.ndarray, given: np.ndarray, transition: np.ndarray) -> np.ndarray:
     """Return s, float64 [N]."""
-    num_classes = len(transition)
-    frequency = np.bincount(given, minlength=num_classes) * num_classes / len(given)
-    bounded = transition + LEAST_TRANSITION * np.minimum(1.0, frequency / RARE)
+    bounded = transition + LEAST_TRANSITION
     odds = np.empty(len(given))
     for piece in _pieces(len(given)):
         labels, rows = given[piece], np.arange(len(given[piece]))

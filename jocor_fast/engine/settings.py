@@ -136,7 +136,7 @@ class TrainSettings:
         False, METHOD, "",
         "keep the same share of each class, so that a rare one is not dropped as a whole; a class with few rows in a "
         "batch keeps those that its samples' losses so far rank lowest",
-        check=arguments.check_switch, idle=_no_selection,
+        check=arguments.check_switch, idle=_no_selection, why="as in the paper, the smallest losses of the whole batch",
     )
     warmup_epochs: int = _of_method("coteaching-plus", "warmup_epochs", why="cifar10: 20; cifar100: 5")
     epochs: int = option(
