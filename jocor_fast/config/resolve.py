@@ -22,7 +22,7 @@ from jocor_fast.config.options import OPTIONS, RUN_FIELDS, TRAINING_FIELDS, RunO
 from jocor_fast.config.presets import PRESETS, PUBLISHED_CO_LAMBDA, Preset, preset_co_lambda
 from jocor_fast.data.arrays import user_path
 from jocor_fast.data.catalogue import entry_of, split_name
-from jocor_fast.engine.settings import TrainSettings, method_options
+from jocor_fast.engine.settings import BALANCED, TrainSettings, method_options
 from jocor_fast.errors import ConfigError, DataError, RunError, called
 from jocor_fast.files.names import number_in_name
 from jocor_fast.machine import resolve_device
@@ -157,7 +157,8 @@ def resolve(flags: Mapping[str, str | bool], file: str | None = None) -> Config:
         raise ConfigError(f"{config.label('val_fraction')} must lie in [0, 1), got {config.val_fraction:g}")
     _decide_training(config, values)
     values["forget_rate"] = config.forget_rate if isinstance(config.forget_rate, float) else 0.0
-    with config.naming(*TRAINING_FIELDS, *method_options(), "forget_rate"):
+    values["class_weights"] = BALANCED if config.class_weights == BALANCED else None  # a file is read with the data
+    with config.naming(*TRAINING_FIELDS, *method_options(), "forget_rate", "class_weights"):
         config.training = TrainSettings.of(values)
     output = config.output if config.given("output") else str(Path("runs") / default_run_name(config))
     config.output = str(user_path(output))  # in a file, and after "=", no shell knows what ~ is
