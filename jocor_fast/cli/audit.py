@@ -12,14 +12,16 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from jocor_fast.cli import audit_features
-from jocor_fast.cli.flags import declare_alone, parse_count
+from jocor_fast.cli import audit_features, audit_outputs
+from jocor_fast.cli.audit_outputs import Outputs
+from jocor_fast.cli.flags import declare_alone
 from jocor_fast.config.stored_run import read_config, task_of_run
 from jocor_fast.config.task import Task
 from jocor_fast.data.arrays import user_path
 from jocor_fast.data.images.source import ImageFiles
 from jocor_fast.data.images.thumbnails import data_uri, image_file_uri, is_image
-from jocor_fast.diagnosis.audit_files import CORRECTED, MOST_IMAGES, AuditFiles
+from jocor_fast.diagnosis.audit_files import AuditFiles
+from jocor_fast.diagnosis.corrected_folder import other_images
 from jocor_fast.diagnosis.doubts import HeldOut, caveat, doubts
 from jocor_fast.diagnosis.wrong_labels import Audit, audit_history
 from jocor_fast.errors import ConfigError, RunError
@@ -51,12 +53,7 @@ them, judge the rest together with the labels of nearest neighbours."""
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("runs", metavar="RUN", nargs="*", help="folder of a run")
-    parser.add_argument(
-        "--apply",
-        action="store_true",
-        help=f"write {CORRECTED} too, with every label that is probably wrong replaced: a file for train --labels",
-    )
-    parser.add_argument("--images", metavar="N", help=f"samples on the page (default: {MOST_IMAGES})")
+    audit_outputs.add_arguments(parser)
     parser.add_argument("--output", metavar="DIR", help="folder for the files (default: RUN/audit)")
     declare_alone(parser, "data_root")
     audit_features.add_arguments(parser)
@@ -64,9 +61,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, console: Console) -> int:
     """Write the files and say what was found; 0, or a ConfigError, DataError or RunError."""
-    most = parse_count("--images", arguments.images, MOST_IMAGES, least=0)
+    outputs = Outputs.of(arguments)
     if arguments.features is not None or arguments.labels is not None:
-        return audit_features.run(arguments, most, console)
+        return audit_features.run(arguments, outputs, console)
     for name in audit_features.OPTIONAL:
         if getattr(arguments, name) is not None:
             raise ConfigError(f"--{name.replace('_', '-')} goes with --features")
@@ -76,8 +73,7 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     output = folder / "audit" if arguments.output is None else user_path(arguments.output)
     with phase(console, "reading the run and its data"):
         audited = AuditedRun.of(folder, arguments.data_root, console)
-    with phase(console, "writing", "files") as update:
-        files = audited.files().write_all(output, corrected=arguments.apply, most=most, on_file=update)
+    files = outputs.write(audited.files(), output, console)
     held_out = audited.held_out(read_metrics(folder))
     for sentence in doubts(audited.found, held_out, audited.names):
         warn(f"{folder} {sentence}")
@@ -152,6 +148,8 @@ class AuditedRun:
             ids=self.ids,
             given_labels=self.given_labels,
             paths=None if files is None else files.paths,
+            folder=Path() if files is None else files.folder,
+            others=() if self.task is None else other_images(self.task.dataset),
             picture=self._picture(),
         )
 

@@ -10,10 +10,11 @@ import numpy as np
 from rich.console import Console
 
 from jocor_fast.arguments import at_least
+from jocor_fast.cli.audit_outputs import Outputs
 from jocor_fast.cli.flags import declare_alone, parse_device
 from jocor_fast.config.options import OPTIONS
 from jocor_fast.data.arrays import read_array, reading, split_key, user_path
-from jocor_fast.data.columns import read_table, text_encoding
+from jocor_fast.data.columns import check_complete, read_by_id, text_encoding
 from jocor_fast.data.images.thumbnails import image_file_uri
 from jocor_fast.data.labels import read_own_labels
 from jocor_fast.diagnosis.audit_files import AuditFiles
@@ -40,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         declare_alone(group, name)
 
 
-def run(arguments: argparse.Namespace, most: int, console: Console) -> int:
+def run(arguments: argparse.Namespace, outputs: Outputs, console: Console) -> int:
     """Write the files and say what was found; 0, or a ConfigError or DataError."""
     if arguments.runs:
         raise ConfigError("audit takes the folder of a run, or --features and --labels, got both")
@@ -78,10 +79,10 @@ def run(arguments: argparse.Namespace, most: int, console: Console) -> int:
         ids=np.arange(len(given)),
         given_labels=given,
         paths=paths,
+        folder=folder,
         picture=None if paths is None else lambda number: image_file_uri(folder / paths[number]),
     )
-    with phase(console, "writing", "files") as update:
-        files = written.write_all(user_path(arguments.output), corrected=arguments.apply, most=most, on_file=update)
+    files = outputs.write(written, user_path(arguments.output), console)
     low, high = found.share_range
     subjects = {
         "data": f"{title}: {len(given):,} rows of features",
@@ -105,12 +106,6 @@ def read_names(spec: str, num_classes: int) -> Sequence[str]:
 def read_paths(spec: str, count: int) -> Sequence[str]:
     """Return the path of each sample; they start from the folder of the table."""
     path = user_path(spec)
-    paths = [""] * count
-    for line, row in read_table(path, ("id", "path"), (), index="id"):
-        number = int(row["id"]) if row["id"].strip().isdecimal() else count
-        if number >= count or paths[number]:
-            raise DataError(f"{path}, line {line}: each id of 0 … {count - 1} must stand there once, got {row['id']!r}")
-        paths[number] = row["path"]
-    if "" in paths:
-        raise DataError(f"{path} must hold a path for each id of 0 … {count - 1}, but {paths.index('')} has none")
-    return paths
+    rows = read_by_id(path, ("path",), (), count)
+    check_complete(path, rows, count)
+    return [rows[number][1]["path"] for number in range(count)]

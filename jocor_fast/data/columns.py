@@ -87,6 +87,36 @@ def read_table(
         yield line, {name: cells[places[0]] for name, places in found.items()}
 
 
+def read_by_id(
+    path: Path, required: Sequence[str], optional: Sequence[str], count: int, *, errors: str = "surrogateescape"
+) -> dict[int, tuple[int, dict[str, str]]]:
+    """Read a table whose column id has some of 0 … N−1, in any order.
+
+    Returns:
+        The number of the line and its cells, as `read_table` yields them, by id.
+
+    Raises:
+        DataError: as for `read_table`, or an id is none of these numbers, or there twice.
+    """
+    rows: dict[int, tuple[int, dict[str, str]]] = {}
+    for line, row in read_table(path, ("id", *required), optional, errors=errors, index="id"):
+        text = row["id"].strip()
+        number = int(text) if text.isdecimal() and len(text) < 20 else -1
+        if not 0 <= number < count:
+            raise DataError(f"{path}, line {line}: the id must lie in 0 … {count - 1}, got {text!r}")
+        if number in rows:
+            raise DataError(f"{path}, line {line}: the id {number} stands in line {rows[number][0]} already")
+        rows[number] = line, row
+    return rows
+
+
+def check_complete(path: Path, rows: Mapping[int, object], count: int) -> None:
+    """Raise a DataError unless `read_by_id` has found each id."""
+    missing = next((number for number in range(count) if number not in rows), None)
+    if missing is not None:
+        raise DataError(f"{path} must hold each id of 0 … {count - 1} once, but {missing} is missing")
+
+
 def _columns(header: Sequence[str], wanted: Sequence[str], index: str) -> dict[str, list[int]]:
     """Return the places in a header that each wanted column could have, of those that have any."""
     names = [cell.strip().casefold() for cell in header]

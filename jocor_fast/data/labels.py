@@ -14,7 +14,7 @@ import numpy as np
 
 from jocor_fast.data.arrays import read_array, split_key, user_path
 from jocor_fast.data.classes import LabelError, class_numbers, number_classes
-from jocor_fast.data.columns import read_table
+from jocor_fast.data.columns import check_complete, read_by_id
 from jocor_fast.errors import DataError
 
 _FORMS = "FILE.npy, FILE.npz:KEY, FILE.pt:KEY or FILE.csv"
@@ -179,17 +179,31 @@ def _read_columns(argument: str, spec: str, num_samples: int, errors: str) -> tu
 
 
 def _read_csv(path: Path, num_samples: int, errors: str) -> tuple[_Column, _Column | None]:
-    cells: list[dict[str, str]] = [{}] * num_samples
-    lines = [0] * num_samples
-    for line, row in read_table(path, ("id", "label"), ("clean",), errors=errors, index="id"):
-        text = row["id"].strip()
-        number = int(text) if text.isdecimal() and len(text) < 20 else -1
-        if not 0 <= number < num_samples:
-            raise DataError(f"{path}, line {line}: the id must lie in 0 … {num_samples - 1}, got {text!r}")
-        if lines[number]:
-            raise DataError(f"{path}, line {line}: the id {number} stands in line {lines[number]} already")
-        cells[number], lines[number] = row, line
-    if 0 in lines:
-        raise DataError(f"{path} must hold each id of 0 … {num_samples - 1} once, but {lines.index(0)} is missing")
-    columns = {name: _Column(str(path), [row[name] for row in cells], lines) for name in cells[0]}
+    rows = read_by_id(path, ("label",), ("clean",), num_samples, errors=errors)
+    check_complete(path, rows, num_samples)
+    ordered = [rows[number] for number in range(num_samples)]
+    lines = [line for line, _ in ordered]
+    columns = {name: _Column(str(path), [row[name] for _, row in ordered], lines) for name in ordered[0][1]}
     return columns["label"], columns.get("clean")
+
+
+def read_reviewed(path: Path, labels: Sequence[str], num_samples: int) -> np.ndarray:
+    """Read the labels that the page of an audit exports, of which some samples may have none.
+
+    Args:
+        path: a .csv with the columns id,label.
+        labels: what it calls each class.
+
+    Returns:
+        int64 [N], −1 for a sample that the file lacks.
+
+    Raises:
+        DataError: the file is absent, broken, or has another id or label.
+    """
+    numbers = {label: number for number, label in enumerate(labels)}
+    found = np.full(num_samples, -1)
+    for number, (line, row) in read_by_id(path, ("label",), (), num_samples).items():
+        if row["label"] not in numbers:
+            raise DataError(f"{path}, line {line}: the label must be one of the audit's, got {row['label']!r}")
+        found[number] = numbers[row["label"]]
+    return found

@@ -1,9 +1,10 @@
-"""The files of an audit: the list, the report, the picture of the noise matrix, the page, and corrected labels."""
+"""The files of an audit: the list, the report, the picture of the noise matrix, the page, and corrected data."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +12,18 @@ import numpy as np
 
 from jocor_fast.data.images.thumbnails import file_uri
 from jocor_fast.diagnosis.audit_page import audit_page
+from jocor_fast.diagnosis.corrected_folder import DROPPED, CorrectedFolder, check_new
+from jocor_fast.diagnosis.export import EXPORTS, Sample
 from jocor_fast.diagnosis.wrong_labels import Audit
+from jocor_fast.errors import DataError
 from jocor_fast.files.names import AUDIT, MOST_CLASSES_IN_JSON, NOISE_MATRIX
-from jocor_fast.files.whole_file import write_array, write_json, write_text
+from jocor_fast.files.whole_file import write_array, write_bytes, write_json, write_text
 from jocor_fast.report.noise_matrix import draw_noise_matrices
 from jocor_fast.report.tables import csv_text
 
 LIST, PAGE, CORRECTED, MATRIX = "suspicious.csv", "audit.html", "corrected.csv", "noise-matrix.npy"
 MOST_IMAGES = 1000  # samples on the page
+_EXPORTED = {name: write for files in EXPORTS.values() for name, write in files.values()}
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,6 +37,9 @@ class AuditFiles:
         ids: int64 [n], the number in the data set of each sample of the audit.
         given_labels: int64 [N], the labels of the whole data set.
         paths: the file of each sample of the data set; None where they lie in none.
+        folder: what the paths start from.
+        others: the paths of further images of the data set, which a corrected copy keeps.
+        reviewed: int64 [N], labels in the place of the suggested ones, or DROPPED.
         picture: see `audit_page`.
     """
 
@@ -42,6 +50,9 @@ class AuditFiles:
     ids: np.ndarray
     given_labels: np.ndarray
     paths: Sequence[str] | None = None
+    folder: Path = Path()
+    others: Sequence[str] = ()
+    reviewed: np.ndarray | None = None
     picture: Callable[[int], str | None] | None = None
 
     def write_all(
@@ -50,6 +61,7 @@ class AuditFiles:
         *,
         corrected: bool,
         most: int = MOST_IMAGES,
+        export: str | None = None,
         on_file: Callable[[int, int], None] | None = None,
     ) -> dict[str, str]:
         """Write the files into a folder, which is made where it is missing.
@@ -57,20 +69,46 @@ class AuditFiles:
         Args:
             corrected: whether to write the corrected labels too.
             most: samples on the page.
+            export: a key of `EXPORTS`; None: no such files.
             on_file: called before each file with how many are written and their total.
 
         Returns:
             The files by what they are.
+
+        Raises:
+            DataError: samples that lie in no files are to be exported.
         """
+        exports = {} if export is None else EXPORTS[export]
+        if exports:
+            self._checked_paths()
         matrix = {"matrix": MATRIX} if self.is_large else {}
         files = {"picture": NOISE_MATRIX, "list": LIST, "report": AUDIT, "page": PAGE, **matrix}
         files |= {"corrected": CORRECTED} if corrected else {}
+        files |= {what: name for what, (name, _) in exports.items()}
         folder.mkdir(parents=True, exist_ok=True)
         for number, name in enumerate(files.values()):
             if on_file is not None:
                 on_file(number, len(files))
             self._write(folder / name, most)
         return {what: str(folder / name) for what, name in files.items()}
+
+    def corrected_folder(self, target: Path) -> CorrectedFolder:
+        """Return what a corrected copy of the images would hold; an error where there can be none at `target`."""
+        paths = self._checked_paths()
+        check_new(target, self.folder)
+        return CorrectedFolder.of(self.folder, paths, self.corrected, self.names, self.others)
+
+    @cached_property
+    def corrected(self) -> np.ndarray:
+        """The labels of the whole data set with the suggested or reviewed ones in their places."""
+        corrected = self.given_labels.copy()
+        corrected[self.ids] = self.found.suggested
+        return corrected if self.reviewed is None else self.reviewed
+
+    def _checked_paths(self) -> Sequence[str]:
+        if self.paths is None:
+            raise DataError(f"{self.title}: its samples lie in no image files that could be copied or exported")
+        return self.paths
 
     @property
     def is_large(self) -> bool:
@@ -85,6 +123,8 @@ class AuditFiles:
             write_array(path, self.found.noise_matrix)
         elif path.name == AUDIT:
             write_json(path, self._report())
+        elif path.name in _EXPORTED:
+            write_bytes(path, _EXPORTED[path.name](list(self._samples()), self.names))
         else:
             texts = {LIST: self._list_text, CORRECTED: self._corrected_text}
             text = texts[path.name]() if path.name in texts else self._page_text(path.with_name(NOISE_MATRIX), most)
@@ -130,13 +170,28 @@ class AuditFiles:
         }
 
     def _corrected_text(self) -> str:
-        """Return the labels of the whole training set with the suggestions in their places, and their files."""
-        corrected = self.given_labels.copy()
-        corrected[self.ids] = self.found.suggested
-        rows = [{"id": number, "label": self.labels[label]} for number, label in enumerate(corrected.tolist())]
-        if self.paths is None:
-            return csv_text(("id", "label"), rows)
-        return csv_text(("id", "label", "path"), [{**row, "path": self.paths[row["id"]]} for row in rows])
+        """Return the corrected labels of the whole data set, and the files of its samples."""
+        rows = [
+            {"id": number, "label": self.labels[label], "path": None if self.paths is None else self.paths[number]}
+            for number, label in enumerate(self.corrected.tolist())
+            if label != DROPPED
+        ]
+        return csv_text(("id", "label", "path")[: 2 if self.paths is None else 3], rows)
+
+    def _samples(self) -> Iterator[Sample]:
+        """Yield the audited samples for other tools, the most suspicious first, without those that are dropped."""
+        paths, found = self._checked_paths(), self.found
+        for row in found.ranking.tolist():
+            number = int(self.ids[row])
+            if self.corrected[number] != DROPPED:
+                yield Sample(
+                    number,
+                    (self.folder / paths[number]).absolute(),
+                    given=int(found.given[row]),
+                    label=int(self.corrected[number]),
+                    suspicion=float(found.score[row]),
+                    wrong=bool(found.wrong[row]),
+                )
 
     def _page_text(self, matrix: Path, most: int) -> str:
         """Return the page, with the picture of the matrix in it."""
@@ -151,4 +206,5 @@ class AuditFiles:
             matrix_picture=file_uri(matrix),
             most=most,
             paths=self.paths,
+            folder=self.folder,
         )

@@ -1,17 +1,19 @@
-"""The page of an audit: one HTML file, without a server, that shows the most suspicious samples class by class."""
+"""The page of an audit: one HTML file, without a server, to review the most suspicious samples."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from importlib import resources
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from jocor_fast.diagnosis.wrong_labels import Audit
 
-TEMPLATE, PLACE_OF_DATA = "audit_page.html", "/*DATA*/null"
+TEMPLATE, PLACE_OF_DATA = "audit_page.html", "DATA_OF_THE_AUDIT"
 
 
 def audit_page(
@@ -26,8 +28,11 @@ def audit_page(
     matrix_picture: str,
     most: int,
     paths: Sequence[str] | None = None,
+    folder: Path = Path(),
 ) -> str:
     """Return the page's text.
+
+    Decisions are kept by the browser under a key that stands for the audit, not for the file.
 
     Args:
         labels: how a file of labels calls each class; the page exports these.
@@ -38,20 +43,25 @@ def audit_page(
             where samples are no images.
         matrix_picture: the address of the picture of the noise matrix.
         paths: the file of each sample of the data set; None where they lie in none.
+        folder: what the paths start from.
     """
     shown = shown_samples(found, most)
     hidden = np.setdiff1d(np.flatnonzero(found.wrong), shown, assume_unique=True)
+    kept = json.dumps([title, list(labels)]), given_labels, ids, found.suggested, found.score
+    key = hashlib.sha256(b"".join(np.asarray(part).tobytes() for part in kept)).hexdigest()[:16]
     content = {
+        "key": key,
         "title": title,
         "labels": list(labels),
         "names": list(names),
         "given": given_labels.tolist(),
+        "paths": None if paths is None else list(paths),
         "share": found.share,
         "shareRange": found.share_range,
         "flagged": int(found.wrong.sum()),
         "audited": len(ids),
         "matrix": matrix_picture,
-        "samples": [_sample(found, row, int(ids[row]), picture, paths) for row in shown.tolist()],
+        "samples": [_sample(found, row, int(ids[row]), picture, paths, folder) for row in shown.tolist()],
         "hidden": [[int(ids[row]), int(found.suggested[row])] for row in hidden.tolist()],
     }
     # In a script "</script" would end it, and after "<!--<script" nothing would, whatever they stand in.
@@ -61,23 +71,21 @@ def audit_page(
 
 
 def shown_samples(found: Audit, most: int) -> np.ndarray:
-    """Return the samples to show, the most suspicious first: an equal share of `most` for each given label.
+    """Return the samples to show, the most suspicious first: `most` of those that a network contradicts.
 
-    Only those that a network contradicts, as it does all whose label is taken for wrong.
+    It does all whose label is taken for wrong.
     """
     doubtful = ((found.prediction != found.given) & (found.prediction >= 0)).any(axis=0)
-    ranked = found.ranking[doubtful[found.ranking]]
-    given = found.given[ranked]
-    classes = np.unique(given)
-    if not len(classes):
-        return ranked
-    each = max(1, most // len(classes))
-    places = np.sort(np.concatenate([np.flatnonzero(given == label)[:each] for label in classes]))
-    return ranked[places[:most]]
+    return found.ranking[doubtful[found.ranking]][:most]
 
 
 def _sample(
-    found: Audit, row: int, number: int, picture: Callable[[int], str | None] | None, paths: Sequence[str] | None
+    found: Audit,
+    row: int,
+    number: int,
+    picture: Callable[[int], str | None] | None,
+    paths: Sequence[str] | None,
+    folder: Path,
 ) -> Mapping[str, Any]:
     other = int(found.suggested[row])
     contradictions = [int(p[row]) for p in found.prediction if p[row] not in (-1, found.given[row])]
@@ -93,5 +101,5 @@ def _sample(
         "selected": int(found.selected[row]),
         "seen": int(found.seen[row]),
         "picture": None if picture is None else picture(number),
-        "path": None if paths is None else paths[number],
+        "original": None if paths is None else (folder / paths[number]).absolute().as_uri(),
     }
