@@ -73,7 +73,9 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     output = folder / "audit" if arguments.output is None else user_path(arguments.output)
     with phase(console, "reading the run and its data"):
         audited = AuditedRun.of(folder, arguments.data_root, console)
-    files = outputs.write(audited.files(), output, console)
+    written = audited.files()
+    outputs.check(written.title, written.paths, written.folder)
+    files = outputs.write(written, output, console)
     held_out = audited.held_out(read_metrics(folder))
     for sentence in doubts(audited.found, held_out, audited.names):
         warn(f"{folder} {sentence}")

@@ -60,6 +60,8 @@ def run(arguments: argparse.Namespace, outputs: Outputs, console: Console) -> in
     labels = [str(number) for number in range(num_classes)] if table is None else table
     names = labels if arguments.names is None else read_names(arguments.names, num_classes)
     paths = None if arguments.paths is None else read_paths(arguments.paths, len(features))
+    title, folder = Path(split_key(arguments.features)[0]).stem, user_path(arguments.paths or ".").parent
+    outputs.check(title, paths, folder)
     say(
         console,
         f"{len(features):,} rows of {features.shape[1]:,} features, {num_classes:,} classes: "
@@ -69,8 +71,6 @@ def run(arguments: argparse.Namespace, outputs: Outputs, console: Console) -> in
         found = audit_rows(
             features, given, num_classes, share=share, seed=seed, device=device, epochs=None, on_epoch=update
         )
-    title = Path(split_key(arguments.features)[0]).stem
-    folder = user_path(arguments.paths or ".").parent
     written = AuditFiles(
         title,
         found,

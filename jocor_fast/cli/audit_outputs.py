@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -13,9 +13,9 @@ from jocor_fast.cli.flags import parse_count
 from jocor_fast.data.arrays import user_path
 from jocor_fast.data.labels import read_reviewed
 from jocor_fast.diagnosis.audit_files import CORRECTED, MOST_IMAGES, AuditFiles
-from jocor_fast.diagnosis.corrected_folder import check_new
+from jocor_fast.diagnosis.corrected_folder import check_new, check_outside
 from jocor_fast.diagnosis.export import EXPORTS
-from jocor_fast.errors import ConfigError, called
+from jocor_fast.errors import ConfigError, DataError, called
 from jocor_fast.files.whole_file import check_writable
 from jocor_fast.report.screen import phase, say
 
@@ -59,6 +59,14 @@ class Outputs:
             check_writable(folder)
         return Outputs(most, arguments.apply, reviewed, arguments.export, folder, arguments.dry_run)
 
+    def check(self, title: str, paths: Sequence[str] | None, folder: Path) -> None:
+        """Raise a ConfigError or DataError if samples with such paths, from that folder on, cannot be copied so."""
+        if paths is None and (self.folder is not None or self.export is not None):
+            raise DataError(f"{title}: its samples lie in no image files that could be copied or exported")
+        if paths is not None and self.folder is not None:
+            with called(_FLAGS):
+                check_outside(self.folder, folder, paths)
+
     def write(self, files: AuditFiles, output: Path, console: Console) -> Mapping[str, str]:
         """Write the files into a folder, and the corrected copy; return what was written, by what it is."""
         if self.reviewed is not None:
@@ -66,8 +74,7 @@ class Outputs:
             files = replace(files, reviewed=reviewed)
         copied = {}
         if self.folder is not None:
-            with called(_FLAGS):
-                plan = files.corrected_folder(self.folder)
+            plan = files.corrected_folder()
             copied = {"copy": f"{self.folder}: {plan.summary}"}
             if self.dry_run:
                 for line in plan.lines():

@@ -12,10 +12,9 @@ import numpy as np
 
 from jocor_fast.data.images.thumbnails import file_uri
 from jocor_fast.diagnosis.audit_page import audit_page
-from jocor_fast.diagnosis.corrected_folder import DROPPED, CorrectedFolder, check_new
+from jocor_fast.diagnosis.corrected_folder import DROPPED, CorrectedFolder
 from jocor_fast.diagnosis.export import EXPORTS, Sample
 from jocor_fast.diagnosis.wrong_labels import Audit
-from jocor_fast.errors import DataError
 from jocor_fast.files.names import AUDIT, MOST_CLASSES_IN_JSON, NOISE_MATRIX
 from jocor_fast.files.whole_file import write_array, write_bytes, write_json, write_text
 from jocor_fast.report.noise_matrix import draw_noise_matrices
@@ -69,18 +68,13 @@ class AuditFiles:
         Args:
             corrected: whether to write the corrected labels too.
             most: samples on the page.
-            export: a key of `EXPORTS`; None: no such files.
+            export: a key of `EXPORTS`, for samples in image files; None: no such files.
             on_file: called before each file with how many are written and their total.
 
         Returns:
             The files by what they are.
-
-        Raises:
-            DataError: samples that lie in no files are to be exported.
         """
         exports = {} if export is None else EXPORTS[export]
-        if exports:
-            self._checked_paths()
         matrix = {"matrix": MATRIX} if self.is_large else {}
         files = {"picture": NOISE_MATRIX, "list": LIST, "report": AUDIT, "page": PAGE, **matrix}
         files |= {"corrected": CORRECTED} if corrected else {}
@@ -92,11 +86,10 @@ class AuditFiles:
             self._write(folder / name, most)
         return {what: str(folder / name) for what, name in files.items()}
 
-    def corrected_folder(self, target: Path) -> CorrectedFolder:
-        """Return what a corrected copy of the images would hold; an error where there can be none at `target`."""
-        paths = self._checked_paths()
-        check_new(target, self.folder)
-        return CorrectedFolder.of(self.folder, paths, self.corrected, self.names, self.others)
+    def corrected_folder(self) -> CorrectedFolder:
+        """Return what a corrected copy of the image files holds."""
+        assert self.paths is not None
+        return CorrectedFolder.of(self.folder, self.paths, self.corrected, self.names, self.others)
 
     @cached_property
     def corrected(self) -> np.ndarray:
@@ -104,11 +97,6 @@ class AuditFiles:
         corrected = self.given_labels.copy()
         corrected[self.ids] = self.found.suggested
         return corrected if self.reviewed is None else self.reviewed
-
-    def _checked_paths(self) -> Sequence[str]:
-        if self.paths is None:
-            raise DataError(f"{self.title}: its samples lie in no image files that could be copied or exported")
-        return self.paths
 
     @property
     def is_large(self) -> bool:
@@ -180,7 +168,8 @@ class AuditFiles:
 
     def _samples(self) -> Iterator[Sample]:
         """Yield the audited samples for other tools, the most suspicious first, without those that are dropped."""
-        paths, found = self._checked_paths(), self.found
+        paths, found = self.paths, self.found
+        assert paths is not None
         for row in found.ranking.tolist():
             number = int(self.ids[row])
             if self.corrected[number] != DROPPED:

@@ -112,12 +112,20 @@ def other_images(dataset: Dataset) -> Sequence[str]:
     return [path for inputs in files for path in inputs.paths]
 
 
-def check_new(folder: Path, source: Path | None = None) -> None:
-    """Raise an ArgumentError unless a folder is empty or absent, and lies outside `source`."""
+def check_new(folder: Path) -> None:
+    """Raise an ArgumentError unless a folder is empty or absent."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ArgumentValueError("write_folder", f"must be a new or an empty folder, {folder} is not")
-    if source is not None and folder.resolve().is_relative_to(source.resolve()):
-        raise ArgumentValueError("write_folder", f"must lie outside {source}, whose images it would hold, got {folder}")
+
+
+def check_outside(folder: Path, source: Path, paths: Sequence[str]) -> None:
+    """Raise an ArgumentError if a folder lies among the images, whose paths start from `source`."""
+    places = {os.path.normpath(os.path.dirname(path)) for path in paths}
+    if any(map(os.path.isabs, places)):  # such a list says where each image lies, whatever comes next to them
+        return
+    images = source / os.path.commonpath(places)
+    if folder.resolve().is_relative_to(images.resolve()):
+        raise ArgumentValueError("write_folder", f"must lie outside {images}, the folder of the images, got {folder}")
 
 
 def _class_folders(paths: Sequence[str], names: Sequence[str]) -> tuple[int | None, Sequence[str]]:

@@ -46,19 +46,13 @@ def label_studio_tasks(samples: Sequence[Sample], names: Sequence[str]) -> bytes
     for sample in samples:
         address = "/data/local-files/?d=" + quote(bytes(sample.path)).lstrip("/")
         choice = {"choices": [names[sample.label]]}
-        result = {"from_name": "label", "to_name": "image", "type": "choices", "value": choice}
-        tasks.append(
-            {
-                "data": {"image": address, "path": str(sample.path), **sample.facts(names)},
-                "predictions": [
-                    {
-                        "model_version": "jocor-fast audit",
-                        "score": sample.suspicion if sample.label != sample.given else 1 - sample.suspicion,
-                        "result": [result],
-                    }
-                ],
-            }
-        )
+        prediction = {
+            "model_version": "jocor-fast audit",
+            "score": sample.suspicion if sample.label != sample.given else 1 - sample.suspicion,
+            "result": [{"from_name": "label", "to_name": "image", "type": "choices", "value": choice}],
+        }
+        data = sample.facts(names) | {"image": address, "path": str(sample.path)}
+        tasks.append({"data": data, "predictions": [prediction]})
     return json.dumps(tasks, indent=1, ensure_ascii=False).encode(errors="backslashreplace")
 
 
