@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import fcntl
 import json
 import os
 import shutil
@@ -35,17 +34,12 @@ class Chromium:
         command += ["--no-sandbox"] if os.geteuid() == 0 else []
         self.problems: list[str] = []
         (commands, write), (read, answers) = os.pipe(), os.pipe()
-        # Their numbers in the child are 3 and 4, which may be taken here.
-        ends = [fcntl.fcntl(end, fcntl.F_DUPFD, 10) for end in (commands, answers)]
-        self._process = subprocess.Popen(
-            command,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            pass_fds=(3, 4),
-            preexec_fn=lambda: (os.dup2(ends[0], 3), os.dup2(ends[1], 4)),
-        )
-        for end in (commands, answers, *ends):
-            os.close(end)
+        # It reads commands from its file 3, and writes answers into 4.
+        in_shell = ["bash", "-c", f'exec "$0" "$@" 3<&{commands} 4>&{answers}', *command]
+        quiet: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        self._process = subprocess.Popen(in_shell, pass_fds=(commands, answers), **quiet)
+        os.close(commands)
+        os.close(answers)
         self._write, self._read = open(write, "wb", buffering=0), open(read, "rb")  # noqa: SIM115
         self._session: dict[str, str] = {}
         self._number = 0
@@ -54,6 +48,7 @@ class Chromium:
         self._session = {"sessionId": session}
         for domain in ("Page", "Runtime"):
             self.call(f"{domain}.enable")
+        self.call("Page.setLifecycleEventsEnabled", enabled=True)
 
     def __enter__(self) -> Chromium:
         return self
@@ -78,13 +73,13 @@ class Chromium:
 
     def open(self, page: Path) -> None:
         """Load a page from a file, and wait until it has."""
-        self.call("Page.navigate", url=page.as_uri())
-        self._wait_for("Page.loadEventFired")
+        loader = self.call("Page.navigate", url=page.as_uri())["loaderId"]
+        self._wait_for("Page.lifecycleEvent", name="load", loaderId=loader)
 
     def reload(self) -> None:
         """Load the page again."""
         self.call("Page.reload")
-        self._wait_for("Page.loadEventFired")
+        self._wait_for("Page.lifecycleEvent", name="load")
 
     def run(self, script: str) -> Any:
         """Return the value of an expression in the page, or what its promise holds."""
@@ -115,9 +110,11 @@ class Chromium:
         """Write what the window shows as a .png file."""
         path.write_bytes(base64.b64decode(self.call("Page.captureScreenshot")["data"]))
 
-    def _wait_for(self, event: str) -> None:
-        while self._message().get("method") != event:
-            pass
+    def _wait_for(self, event: str, **parameters: str) -> None:
+        while True:
+            message = self._message()
+            if message.get("method") == event and parameters.items() <= message["params"].items():
+                return
 
     def _message(self) -> dict[str, Any]:
         data = bytearray()

@@ -38,8 +38,9 @@ DESCRIPTION = """\
 Rank the training labels of a run by how probably they are wrong, estimate how
 many are and which classes are confused, and suggest corrections. The files are
 suspicious.csv (all samples, the most suspicious first), audit.json,
-noise-matrix.png and audit.html, a page that needs no server: review pictures
-class by class and export the corrected labels.
+noise-matrix.png and audit.html, a page that needs no server: keep or change the
+labels of the most suspicious samples, or drop samples, and export the labels.
+--reviewed takes them back; --write-folder and --export pass them on.
 
 Networks miss wrong labels that they memorised, and take samples that they
 cannot learn for wrong. Unseen samples reveal both: with test data or held-out
