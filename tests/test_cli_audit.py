@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import os
+import re
 import sys
 import warnings
 from pathlib import Path
@@ -83,8 +84,8 @@ def test_the_report_has_the_share_its_range_and_the_matrix(audited: Path) -> Non
 
 def test_the_page_holds_its_pictures_and_all_labels(audited: Path) -> None:
     page = (audited / "audit" / "audit.html").read_text(encoding="utf-8")
-    line = next(line for line in page.splitlines() if line.startswith("const data = "))
-    data = json.loads(line.removeprefix("const data = ").removesuffix(";"))
+    (text,) = re.findall(r'<script type="application/json" id="data">(.*)</script>', page)
+    data = json.loads(text)
     assert data["given"] == build_task(resolve(NOISE)).given_labels.tolist()
     assert len(data["samples"]) == 50
     assert all(sample["picture"].startswith("data:image/png;base64,") for sample in data["samples"])

@@ -108,4 +108,7 @@ def read_paths(spec: str, count: int) -> Sequence[str]:
     path = user_path(spec)
     rows = read_by_id(path, ("path",), (), count)
     check_complete(path, rows, count)
-    return [rows[number][1]["path"] for number in range(count)]
+    paths = [rows[number][1]["path"] for number in range(count)]
+    if "" in paths:
+        raise DataError(f"{path} must hold a path for each id of 0 … {count - 1}, but {paths.index('')} has none")
+    return paths
