@@ -3,9 +3,10 @@
 `jocor_fast.audit_features` on frozen features of CIFAR-10 under the five label sets of CIFAR-10N, next to cleanlab
 (no dependency of this project: `pip install cleanlab`) on out-of-fold probabilities of logistic regression and of our
 own heads, and to the votes of ten neighbours. The clean labels serve to score what was found, and nothing else. Drawn
-noise, on which the method was chosen, is measured by the same functions.
+noise, on which the method was chosen (audit_features_choices.py), is measured by the same functions. With --wide, only
+time and memory are measured, on features such as benchmarks/wide_features.py makes.
 
-    python benchmarks/audit_features.py [--data-root DIR] [--sets aggre_label … symmetric-17 …]
+    python benchmarks/audit_features.py [--data-root DIR] [--sets aggre_label … symmetric-17 …] [--wide FILE.npy]
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import json
 import os
 import time
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -60,13 +62,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data-root", type=Path, default=Path(os.environ.get("JOCOR_FAST_DATA", ".")))
     parser.add_argument("--sets", nargs="+", default=[*HUMAN, *DRAWN], choices=[*HUMAN, *DRAWN])
+    parser.add_argument("--wide", metavar="FILE.npy", help="other features of the same images, [50000, D]")
     arguments = parser.parse_args()
     folder = arguments.data_root / "cifar10"
     features = np.load(folder / "features.npz")["x_train"]
     labels = {name: array.astype(np.int64) for name, array in np.load(folder / "cifar10n_labels.npz").items()}
     true = labels["clean_label"]
-    nearest = neighbours(features)
     FOLDER.mkdir(parents=True, exist_ok=True)
+    if arguments.wide is not None:
+        measure_wide(np.load(arguments.wide), labels["random_label1"])
+        return
+    nearest = neighbours(features)
     for name in arguments.sets:
         given = labels[name] if name in HUMAN else drawn(name, true, features)
         figures = {
@@ -112,6 +118,23 @@ def measured(features: np.ndarray, given: np.ndarray, wrong: np.ndarray, nearest
     }
 
 
+def measure_wide(features: np.ndarray, given: np.ndarray) -> None:
+    """wide.json: what the audit takes, and one of the five folds of cleanlab's logistic regression."""
+    with timed() as ours_took:
+        found = jf.audit_features(features, given)
+    figures = {
+        "features": {"shape": features.shape, "float32_mb": features.size * 4 / 1e6},
+        "set": "random_label1",
+        "jocor_fast": {"share": found.share, **ours_took},
+        "machine": machine(),
+        "versions": versions(),
+    }
+    with timed() as figures["one fold of five of logistic regression"]:
+        logistic_regression(features, given, folds=1)
+    (FOLDER / "wide.json").write_text(json.dumps(figures, indent=1) + "\n")
+    print(json.dumps(figures), flush=True)
+
+
 def cleanlab(given: np.ndarray, probabilities: np.ndarray, default: np.ndarray, wrong: np.ndarray) -> dict[str, Any]:
     """Every ranking and filter of cleanlab on the same probabilities."""
     entries: dict[str, Any] = {FILTERS[0]: found_by(wrong, default)}
@@ -123,11 +146,11 @@ def cleanlab(given: np.ndarray, probabilities: np.ndarray, default: np.ndarray, 
     return entries
 
 
-def logistic_regression(features: np.ndarray, given: np.ndarray) -> np.ndarray:
+def logistic_regression(features: np.ndarray, given: np.ndarray, folds: int = 5) -> np.ndarray:
     """Out-of-fold probabilities [N, C] of scikit-learn's logistic regression."""
     inputs = features.astype(np.float32)
     probabilities = np.empty((len(given), int(given.max()) + 1))
-    for train, held_out in KFold(5, shuffle=True, random_state=0).split(inputs):
+    for train, held_out in islice(KFold(5, shuffle=True, random_state=0).split(inputs), folds):
         model = LogisticRegression(max_iter=1000).fit(inputs[train], given[train])
         probabilities[held_out] = model.predict_proba(inputs[held_out])
     return probabilities

@@ -48,8 +48,8 @@ data (--val-fraction), a warning reports accuracy no better than chance, and a
 note reports a high test error.
 
 With --features, --labels and --output, no run is needed: the samples are
-embeddings from any encoder. Small networks, each trained on four fifths of
-them, judge the rest together with the labels of nearest neighbours."""
+embeddings from any encoder. Small networks, each trained on two thirds of
+them, judge the rest."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -129,8 +129,10 @@ def as_array(values: Any, name: str) -> np.ndarray:
 
     Raises:
         TypeError: it is none of them (bytes, a set, a generator, None), or a tensor that holds no numbers.
-        ValueError: a list whose parts differ in shape.
+        ValueError: a list whose parts differ in shape, or a masked array with hidden values.
     """
+    if np.ma.is_masked(values):
+        raise ValueError(f"{name} must have no masked values, got {np.ma.count_masked(values):,}")
     if isinstance(values, torch.Tensor):
         return _array_of(values, name)
     if isinstance(values, (list, tuple)) and values and all(isinstance(value, torch.Tensor) for value in values):

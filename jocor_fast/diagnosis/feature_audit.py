@@ -1,8 +1,7 @@
 """Which labels are wrong, and how many, by features alone: embeddings from any encoder (the method is ours).
 
-Two witnesses have not seen the label of a row: pairs of small networks trained by JoCoR on the other folds, and the
-labels of the row's nearest neighbours. Their product, q ∝ exp(α · log p) · (votes + ε)^β, has the exponents under which
-the given labels are likeliest: a witness that knows nothing is not heard. From q, for the given label y:
+Pairs of small networks are trained by JoCoR on the other folds, so none has seen the label that it judges. Of what they
+predict, q ∝ p^α has the exponent under which the given labels are likeliest. From q, for the given label y:
 
     s = log((1 − q(y)) / q(y)) + log(mean T[a, y] / T[y, y]),    P(wrong) = 1 / (1 + exp(−h · s − b))
 
@@ -11,10 +10,10 @@ the rows taken for a of which q is surest. b makes the mean of P(wrong) the shar
 
 That share cannot be told from features alone: where q is unsure, labels that people got wrong because the sample is
 hard look the same as right labels on which q errs. Known is the share t of wrong labels among the surest rows, and the
-share e of right labels that q contradicts if t holds everywhere. The estimate is t + (0.15 + 0.6 · t) · e: people err
-on a part of what q errs on, and the more, the more they err elsewhere. The two numbers fit drawn noise of annotators
-whose rates of one, of a majority and of the worst of three are like those of CIFAR-10N. Noise that does not depend on
-the sample makes the estimate too high, and noise that depends on nothing else too low; `share_range` holds both.
+share e of right labels that q contradicts if t holds everywhere. The estimate is t + (0.05 + t) · e: people err on a
+part of what q errs on, and the more, the more they err elsewhere. It fits drawn noise of annotators whose rates of one,
+of a majority and of the worst of three are like those of CIFAR-10N. Noise that does not depend on the sample makes the
+estimate too high, and noise that depends on nothing else too low; `share_range` holds both.
 
 benchmarks/results/audit-features/ has the figures behind each choice.
 """
@@ -24,18 +23,18 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
+from torch.nn.functional import cross_entropy
 
 from jocor_fast.arguments import at_least, check_forget_rate
 from jocor_fast.data.arrays import user_path
 from jocor_fast.data.classes import as_array, class_numbers, number_classes
 from jocor_fast.diagnosis.audit_files import AuditFiles
-from jocor_fast.diagnosis.feature_heads import CHUNK_ROWS, FOLDS, HeldOut, Rows, predict_held_out
-from jocor_fast.diagnosis.feature_neighbours import MOST_DIRECTIONS, MOST_REFERENCES, QUERIES, neighbour_votes
+from jocor_fast.diagnosis.feature_heads import CHUNK_ROWS, MOST_COLUMNS, HeldOut, Rows, predict_held_out
 from jocor_fast.diagnosis.noise_estimate import rate_and_rows, surest
 from jocor_fast.diagnosis.wrong_labels import WRONG, Audit
 from jocor_fast.engine.settings import device_name
@@ -44,14 +43,15 @@ from jocor_fast.files.whole_file import check_writable
 from jocor_fast.machine import own_modes, resolve_device
 from jocor_fast.noise.estimate import pair_counts, rows_of_counts
 
+LEAST_ROWS = 10
 SUREST = 0.1  # the part of the rows taken for a class whose labels make its row of T,
 LEAST_SUREST = 30  # and how many there are at least
 LEAST_TRANSITION = 0.05  # added to T: without it, a pair of classes that was not seen would clear a label of all doubt
-LEAST_VOTE = 0.02  # ε
 STEEPNESS = 1.5  # h: fits to drawn noise are 0.4 to 1.1 where it depends on the sample, and 1.4 to 2.3 where not
-SHARED_ERRORS, SHARED_ERRORS_GROWTH = 0.15, 0.6
+SHARED_ERRORS = 0.05
 LEAST_BELIEF, LARGEST_SHIFT = 1e-4, 40.0  # keep logarithms and exponentials finite
-_FITTED_ROWS = 20_000  # that α and β are fitted on
+EXPONENTS = [number / 10 for number in range(1, 16)]  # α
+_FITTED_ROWS = 20_000  # that α is fitted on
 
 
 def audit_features(
@@ -86,7 +86,7 @@ def audit_features(
         forget_rate: the share of wrong labels in [0, 1) where it is known; "auto": it is estimated.
         seed: of the folds and the initial weights.
         device: where to compute.
-        epochs: of training; None: 6, or more where there are few rows.
+        epochs: of training; None: 4, or more where there are few rows.
         output: a folder for the files that `jocor-fast audit --features` writes.
 
     Returns:
@@ -136,22 +136,31 @@ def audit_rows(
     classes: tuple[str, ...] | None = None,
     on_epoch: Callable[[int, int], None] | None = None,
 ) -> Audit:
-    """`audit_features` of what has been checked."""
+    """`audit_features` of what has been checked; classes that no row has cost nothing."""
+    present, dense = np.unique(given, return_inverse=True)
     with own_modes(device):
-        rows = Rows(features, device)
         heads = predict_held_out(
-            rows, given, num_classes, forget_rate=share or 0.0, epochs=epochs, seed=seed, on_epoch=on_epoch
+            Rows(features, device),
+            dense,
+            len(present),
+            forget_rate=share or 0.0,
+            epochs=epochs,
+            seed=seed,
+            on_epoch=on_epoch,
         )
-        votes = neighbour_votes(rows, given, num_classes, seed)
-    return _judged(given, combined(heads.log_probability, votes, given), heads, share, classes)
+    found = _judged(dense, calibrated(heads.log_probability, dense), heads, share, classes)
+    matrix = np.zeros((num_classes, num_classes))
+    np.fill_diagonal(matrix, 1.0)
+    matrix[np.ix_(present, present)] = found.noise_matrix
+    suggested, prediction = present[found.suggested], present[found.prediction]
+    return replace(found, given=given, suggested=suggested, prediction=prediction, noise_matrix=matrix)
 
 
 def memory_needed(features: np.ndarray, num_classes: int) -> float:
     """Return about how many bytes `audit_rows` uses on top of the features."""
     count, width = features.shape
-    beliefs = 4 * 4 * count * num_classes + 80 * count
-    neighbours = 4 * min(count, MOST_REFERENCES) * (min(width, MOST_DIRECTIONS) + QUERIES)
-    return beliefs + neighbours + 4 * 6 * CHUNK_ROWS * width + 5e7  # the last is torch's own
+    reduced = 4 * (count * MOST_COLUMNS + 4 * width**2) if width > MOST_COLUMNS else 0
+    return reduced + count * (3 * 4 * num_classes + 100) + 5 * 8 * CHUNK_ROWS * width + 1e7
 
 
 def _judged(
@@ -183,40 +192,26 @@ def _judged(
     )
 
 
-def combined(log_probability: np.ndarray, votes: np.ndarray, given: np.ndarray) -> np.ndarray:
-    """Return q, float32 [N, C]: the product of both witnesses with the exponents that suit the given labels best."""
+def calibrated(log_probability: np.ndarray, given: np.ndarray) -> np.ndarray:
+    """Return q, float32 [N, C], in place of log-probabilities up to a constant of the row."""
+    logits, labels = torch.from_numpy(log_probability), torch.from_numpy(given)
     sample = slice(None, None, max(1, len(given) // _FITTED_ROWS))
-    witnesses = np.stack([log_probability[sample], np.log(votes[sample] + LEAST_VOTE)]).astype(np.float64)
-    labels = given[sample]
-    rows = np.arange(len(labels))
-
-    def loss(exponents: np.ndarray) -> tuple[float, np.ndarray]:
-        logits = np.tensordot(exponents, witnesses, 1)
-        logits -= logits.max(1, keepdims=True)
-        belief = np.exp(logits)
-        total = belief.sum(1)
-        expected = (witnesses * (belief / total[:, None])).sum(2).mean(1)
-        return float((np.log(total) - logits[rows, labels]).mean()), expected - witnesses[:, rows, labels].mean(1)
-
-    from scipy.optimize import minimize  # it takes half a second to import
-
-    exponents = minimize(loss, np.array([1.0, 0.1]), jac=True, bounds=[(0.0, None)] * 2, method="L-BFGS-B").x
-    belief = np.empty_like(log_probability)
+    exponent = min(EXPONENTS, key=lambda power: float(cross_entropy(power * logits[sample], labels[sample])))
     for piece in _pieces(len(given)):
-        logits = exponents[0] * log_probability[piece] + exponents[1] * np.log(votes[piece] + LEAST_VOTE)
-        shifted = np.exp(logits - logits.max(1, keepdims=True))
-        belief[piece] = shifted / shifted.sum(1, keepdims=True)
-    return belief
+        logits[piece] = torch.softmax(exponent * logits[piece], 1)
+    return log_probability
 
 
 @dataclass(frozen=True, eq=False)
 class _Share:
-    """The share of wrong labels, its bounds, and T, see the head of this file."""
+    """The share of wrong labels, its bounds, T, and what it is made of, see the head of this file."""
 
     share: float
     low: float
     high: float
     transition: np.ndarray
+    anchored: float
+    contradicted: float
 
     @staticmethod
     def of(belief: np.ndarray, given: np.ndarray) -> _Share:
@@ -231,7 +226,7 @@ class _Share:
         contradicted = float((predicted != given).mean())
         errors = max(0.0, contradicted - anchored) / max(1 - anchored / by_chance, 1e-9)
         errors = min(errors, 1 - anchored)
-        share = anchored + min(1.0, SHARED_ERRORS + SHARED_ERRORS_GROWTH * anchored) * errors
+        share = anchored + min(1.0, SHARED_ERRORS + anchored) * errors
         margin = 3 * math.sqrt(max(anchored * (1 - anchored), 1 / len(rows)) / len(rows))
         share = min(share, max(contradicted, anchored))
         return _Share(
@@ -239,6 +234,8 @@ class _Share:
             low=max(0.0, min(share, everywhere) - margin),
             high=min(1.0, max(share, contradicted) + 2 * math.sqrt(0.25 / count)),
             transition=transition,
+            anchored=anchored,
+            contradicted=contradicted,
         )
 
 
@@ -278,8 +275,8 @@ def check_features(features: Any) -> np.ndarray:
     table = as_array(features, "features")
     if table.dtype.kind not in "fiub":
         raise ArgumentTypeError("features", f"must be numbers, got {table.dtype}")
-    if table.ndim != 2 or not table.shape[1] or len(table) < 2 * FOLDS:
-        raise ArgumentValueError("features", f"must have shape [N, D] with N ≥ {2 * FOLDS}, got {table.shape}")
+    if table.ndim != 2 or not table.shape[1] or len(table) < LEAST_ROWS:
+        raise ArgumentValueError("features", f"must have shape [N, D] with N ≥ {LEAST_ROWS}, got {table.shape}")
     return table
 
 
