@@ -41,7 +41,16 @@ FRAMES = """(async (selector, times) => {
   }
   return spent;
 })"""
-LOADED = "new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(() => done(performance.now()))))"
+# Notes when the cards of the first page and their pictures have been drawn.
+WATCH = """(() => {
+  const look = () => {
+    const pictures = [...document.querySelectorAll("article img")];
+    if (pictures.length && pictures.every((picture) => picture.naturalWidth)) window.drawn ??= performance.now();
+    else requestAnimationFrame(look);
+  };
+  requestAnimationFrame(look);
+})()"""
+LOADED = "[window.drawn, performance.getEntriesByType('navigation')[0].loadEventEnd]"
 DECIDE = """(() => {
   let turn = 0;
   decisions.clear();
@@ -92,14 +101,17 @@ def write_page(path: Path) -> Audit:
     return found
 
 
-def load_times(page: Path, folder: Path) -> list[float]:
-    """Milliseconds until the first cards are drawn, each in a browser of its own."""
-    times = []
+def load_times(page: Path, folder: Path) -> tuple[list[float], list[float]]:
+    """Milliseconds until the first cards are drawn, and until all is read, each in a browser of its own."""
+    drawn, read = [], []
     for number in range(LOADS):
         with Chromium(folder / f"profile{number}") as browser:
+            browser.call("Page.addScriptToEvaluateOnNewDocument", source=WATCH)
             browser.open(page)
-            times.append(browser.run(LOADED))
-    return times
+            first, last = browser.run(LOADED)
+            drawn.append(first)
+            read.append(last)
+    return drawn, read
 
 
 def check_decisions(browser: Chromium, folder: Path) -> int:
@@ -127,14 +139,15 @@ def main(output: Path) -> None:
         folder, page = Path(scratch), Path(scratch, "audit.html")
         write_page(page)
         size = page.stat().st_size
-        loads = load_times(page, folder)
+        drawn, read = load_times(page, folder)
         with Chromium(folder / "profile") as browser:
             browser.open(page)
             turns = browser.run(f'{FRAMES}("#next", {TURNS})')
             decisions = browser.run(f"{FRAMES}(\"article [data-label='-1']\", {TURNS})")
             compared = check_decisions(browser, folder)
             assert not browser.problems, browser.problems
-    measured = {"until the first cards are drawn": loads, "turning a page": turns, "deciding": decisions}
+    measured = {"until the first cards are drawn, with their pictures": drawn, "until the whole file is read": read}
+    measured |= {"turning a page": turns, "deciding": decisions}
     rows = [
         (what, f"{statistics.median(times):.0f} ms", f"{max(times):.0f} ms", str(len(times)))
         for what, times in measured.items()

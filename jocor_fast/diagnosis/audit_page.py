@@ -14,6 +14,7 @@ import numpy as np
 from jocor_fast.diagnosis.wrong_labels import Audit
 
 TEMPLATE, PLACE_OF_DATA = "audit_page.html", "DATA_OF_THE_AUDIT"
+FIRST_PICTURES, OTHER_PICTURES, FIRST = "FIRST_PICTURES", "OTHER_PICTURES", 48
 
 
 def audit_page(
@@ -52,6 +53,7 @@ def audit_page(
     content = {
         "key": key,
         "title": title,
+        "pictured": picture is not None,
         "labels": list(labels),
         "names": list(names),
         "given": given_labels.tolist(),
@@ -61,13 +63,16 @@ def audit_page(
         "flagged": int(found.wrong.sum()),
         "audited": len(ids),
         "matrix": matrix_picture,
-        "samples": [_sample(found, row, int(ids[row]), picture, paths, folder) for row in shown.tolist()],
+        "samples": [_sample(found, row, int(ids[row]), paths, folder) for row in shown.tolist()],
         "hidden": [[int(ids[row]), int(found.suggested[row])] for row in hidden.tolist()],
     }
     # In a script "</script" would end it, and after "<!--<script" nothing would, whatever they stand in.
     data = json.dumps(content, ensure_ascii=False, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
     template = resources.files(__package__).joinpath(TEMPLATE).read_text(encoding="utf-8")
-    return template.replace(PLACE_OF_DATA, data)
+    pictures = ["" if picture is None else picture(int(ids[row])) or "" for row in shown.tolist()]
+    # Most pictures, a line each, come last and are no JSON: the page is drawn before the browser has read them.
+    text = template.replace(PLACE_OF_DATA, data).replace(FIRST_PICTURES, "\n".join(pictures[:FIRST]))
+    return text.replace(OTHER_PICTURES, "\n".join(pictures[FIRST:]))
 
 
 def shown_samples(found: Audit, most: int) -> np.ndarray:
@@ -83,7 +88,6 @@ def _sample(
     found: Audit,
     row: int,
     number: int,
-    picture: Callable[[int], str | None] | None,
     paths: Sequence[str] | None,
     folder: Path,
 ) -> Mapping[str, Any]:
@@ -100,6 +104,5 @@ def _sample(
         "predicted": found.prediction[:, row].tolist(),
         "selected": int(found.selected[row]),
         "seen": int(found.seen[row]),
-        "picture": None if picture is None else picture(number),
         "original": None if paths is None else (folder / paths[number]).absolute().as_uri(),
     }
