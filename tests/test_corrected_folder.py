@@ -187,7 +187,7 @@ def test_exports_hold_the_files_and_labels_most_suspicious_first(photos: Path) -
     assert audit(photos, "--export=fiftyone") == 0
     tasks = json.loads((photos / "audit" / "label-studio.json").read_text())
     assert len(tasks) == COUNT
-    assert {task["data"]["id"] for task in tasks[:10]} == set(range(10))
+    assert {task["data"]["sample_id"] for task in tasks[:10]} == set(range(10))
     view = ElementTree.parse(photos / "audit" / "label-studio.xml").getroot()
     choices = view.find("Choices")
     assert choices is not None
@@ -198,7 +198,7 @@ def test_exports_hold_the_files_and_labels_most_suspicious_first(photos: Path) -
         assert path.is_file()
         (result,) = task["predictions"][0]["result"]
         assert (result["from_name"], result["to_name"]) == (choices.get("name"), choices.get("toName"))
-        assert result["value"] == {"choices": [NAMES[task["data"]["id"] % 3]]}
+        assert result["value"] == {"choices": [NAMES[task["data"]["sample_id"] % 3]]}
         assert task["data"]["given"] == path.parent.name
         assert task["predictions"][0]["score"] > 0.5
     samples = json.loads((photos / "audit" / "fiftyone.json").read_text())
@@ -207,6 +207,7 @@ def test_exports_hold_the_files_and_labels_most_suspicious_first(photos: Path) -
         assert Path(path).is_file()
         assert NAMES[target["label"]] == NAMES[int(Path(path).stem) % 3]
         assert target["attributes"]["given"] == Path(path).parent.name
+        assert "id" not in target["attributes"]  # which FiftyOne has for itself
         assert target["attributes"]["wrong"] == (int(Path(path).stem) < 10)
 
 

@@ -34,7 +34,12 @@ class Sample:
 
     def facts(self, names: Sequence[str]) -> dict[str, Any]:
         """Return what both formats say of a sample next to its label."""
-        return {"id": self.id, "given": names[self.given], "suspicion": round(self.suspicion, 6), "wrong": self.wrong}
+        return {
+            "sample_id": self.id,
+            "given": names[self.given],
+            "suspicion": round(self.suspicion, 6),
+            "wrong": self.wrong,
+        }
 
 
 def label_studio_tasks(samples: Sequence[Sample], names: Sequence[str]) -> bytes:
