@@ -18,6 +18,7 @@ from jocor_fast.cli import reproduce
 from jocor_fast.cli.program import main
 from jocor_fast.config.resolve import Config, resolve
 from jocor_fast.config.task import build_task
+from jocor_fast.data.catalogue import DATASETS
 from jocor_fast.noise.kinds import Noise
 from jocor_fast.paper import plan, run_queue
 from jocor_fast.paper.experiments import EXPERIMENTS, Cell
@@ -243,7 +244,7 @@ def test_a_run_of_other_settings_is_refused(capsys: pytest.CaptureFixture[str]) 
     [
         (["mnist", "--noise", "symmetric-0.3"], 2, "--noise must name some of symmetric-0.2, symmetric-0.5"),
         (["mnist", "--noise", "loud"], 2, "--noise must name some of "),
-        (["mnist", "--methods", "joint-only"], 2, "--methods must name some of standard, f-correction"),
+        (["lambda", "--methods", "standard"], 2, "--methods must name some of jocor, got 'standard'"),
         (["mnist", "--dataset", "cifar10"], 2, "--dataset must be mnist for mnist, got 'cifar10'"),
         (["ablation", "--dataset", "cifar100"], 2, "--dataset must be mnist or cifar10 for ablation"),
         (["mnist", "--report", "best"], 2, "--report best needs --val-fraction above 0: test labels choose nothing"),
@@ -309,10 +310,12 @@ def test_runs_of_perceptrons_share_a_gpu(name: str, cores: int, jobs: int, monke
 def assert_shape_is_that_of(flags: dict[str, str | bool]) -> None:
     config = resolve({"noise_rate": "0.4", **flags})
     expected = plan.expected_forget_rate(config)
-    task, shape = build_task(config), plan.SHAPES[config.dataset]
+    entry = DATASETS[config.dataset]
+    task, shape = build_task(config), entry.shape
     assert task.test is not None
+    assert shape is not None
     assert (len(task.train.labels), len(task.test.labels)) == (shape.train, shape.test)
-    assert (task.dataset.input_shape, config.model) == (shape.sample, shape.model)
+    assert (task.dataset.input_shape, config.model) == (shape.sample, entry.model)
     assert expected == config.forget_rate
 
 

@@ -128,6 +128,23 @@ class Wanted:
 
 
 @dataclass(frozen=True)
+class DataShape:
+    """What a data set looks like, without reading it.
+
+    Attributes:
+        train, test, val: how many samples; val: in a validation set of its own.
+        sample: the shape of one, as `jocor_fast.models.networks.build_model` takes it.
+        class_counts: training samples of each class, or numbers in the same proportions.
+    """
+
+    train: int
+    test: int
+    sample: tuple[int, ...]
+    class_counts: tuple[int, ...]
+    val: int = 0
+
+
+@dataclass(frozen=True)
 class Entry:
     """What is known of a data set before it is read.
 
@@ -141,6 +158,7 @@ class Entry:
         holds_files: whether its images are files that are read while training.
         labels: whether its own labels are the truth, noisy, or just those that were given.
         model: the network for this data where none is asked for.
+        shape: its size, by which the time of an experiment is estimated; None: unknown.
     """
 
     name: str
@@ -152,6 +170,7 @@ class Entry:
     holds_files: bool = False
     labels: Literal["true", "noisy", "given"] = "true"
     model: str = "mlp"
+    shape: DataShape | None = None
 
     @property
     def spelling(self) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ import torch
 from rich.console import Console
 
 from jocor_fast.config.resolve import Config, resolve
+from jocor_fast.data.dataset import DataShape
 from jocor_fast.data.samples import Samples
 from jocor_fast.methods import METHODS
 from jocor_fast.models.networks import build_model
@@ -34,44 +35,16 @@ SLOW_SECONDS = 2.0  # of a step: one is enough then
 EVALUATED_SAMPLES = 512
 
 
-@dataclass(frozen=True)
-class DataShape:
-    """What a data set looks like, without reading it.
-
-    Attributes:
-        train, test, val: how many samples; val: in a validation set of its own.
-        sample: the shape of one, as `build_model` takes it.
-        model: the network for it where none is asked for.
-        class_counts: training samples of each class.
-    """
-
-    train: int
-    test: int
-    sample: tuple[int, ...]
-    model: str
-    class_counts: tuple[int, ...]
-    val: int = 0
-
-
-_MNIST_COUNTS = (5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949)
-SHAPES = {
-    "digits": DataShape(1437, 360, (8, 8), "mlp", (1,) * 10),
-    "mnist": DataShape(60_000, 10_000, (28, 28), "mlp", _MNIST_COUNTS),
-    "cifar10": DataShape(50_000, 10_000, (3, 32, 32), "cnn", (5000,) * 10),
-    "cifar100": DataShape(50_000, 10_000, (3, 32, 32), "cnn", (500,) * 100),
-    "clothing1m": DataShape(1_000_000, 10_526, (3, 224, 224), "resnet18", (1,) * 14, val=14_313),
-}
-
-
 def expected_forget_rate(config: Config) -> float | None:
-    """Return τ as the run will have it; None for a method that trains on everything."""
+    """Return τ as the run will have it; None for a method that trains on everything, and where only the data tell."""
     if not METHODS[config.training.method].selects:
         return None
     if config.forget_rate is not None:
         return float(config.forget_rate)
-    counts = SHAPES[config.dataset].class_counts
-    assert config.noise is not None
-    assert config.noise_rate is not None
+    shape = config.entry.shape
+    if shape is None or config.noise is None or config.noise_rate is None:
+        return None
+    counts = shape.class_counts
     matrix = transition_matrix(config.noise, len(counts), config.noise_rate, config.dataset)
     return expected_rate(matrix, np.repeat(np.arange(len(counts)), counts))
 
@@ -86,8 +59,10 @@ class StepTimes:
 
     def of_epoch(self, config: Config) -> float | None:
         """Return the seconds of an epoch with its evaluation, None where they cannot be measured."""
-        shape = SHAPES[config.dataset]
-        model = config.model or shape.model
+        shape, model = config.entry.shape, config.model or config.entry.model
+        if shape is None:
+            self.failures[config.dataset,] = f"the size of {config.dataset} is not known"
+            return None
         key = (config.dataset, model, config.training.method, config.training.batch_size, config.training.device)
         if key not in self._known and key not in self.failures:
             try:

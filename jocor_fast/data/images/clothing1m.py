@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 
 from jocor_fast.data.arrays import reading
-from jocor_fast.data.dataset import Dataset, Entry, Wanted
+from jocor_fast.data.dataset import Dataset, DataShape, Entry, Wanted
 from jocor_fast.data.images.image_file import IMAGE_SUFFIXES
 from jocor_fast.data.images.preprocessing import Preprocessing
 from jocor_fast.data.images.source import ImageFiles
@@ -153,4 +153,12 @@ def _noise_estimate(path: Path, noisy: dict[str, int], clean: dict[str, int]) ->
     return sum(noisy[key] != clean[key] for key in both) / len(both)
 
 
-CLOTHING1M = Entry("clothing1m", load_clothing1m, find_clothing1m, holds_files=True, labels="noisy", model="resnet18")
+CLOTHING1M = Entry(
+    "clothing1m",
+    load_clothing1m,
+    find_clothing1m,
+    holds_files=True,
+    labels="noisy",
+    model="resnet18",
+    shape=DataShape(1_000_000, 10_526, (3, 224, 224), (1,) * 14, val=14_313),
+)

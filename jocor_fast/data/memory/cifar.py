@@ -12,7 +12,7 @@ import numpy as np
 
 from jocor_fast.data.arrays import reading
 from jocor_fast.data.classes import class_numbers
-from jocor_fast.data.dataset import Dataset, Entry, Wanted, in_memory
+from jocor_fast.data.dataset import Dataset, DataShape, Entry, Wanted, in_memory
 from jocor_fast.data.memory.npz import load_npz_dataset
 from jocor_fast.data.pickled_arrays import unpickled, unwrapped
 from jocor_fast.errors import DataError
@@ -118,4 +118,13 @@ def _read_batch(path: Path, layout: _Layout) -> tuple[np.ndarray, np.ndarray]:
     return images.reshape(-1, *_IMAGE_SHAPE), labels
 
 
-CIFAR = [Entry(name, load_cifar, partial(find_cifar, name), model="cnn") for name in CIFAR_LAYOUTS]
+CIFAR = [
+    Entry(
+        name,
+        load_cifar,
+        partial(find_cifar, name),
+        model="cnn",
+        shape=DataShape(50_000, 10_000, _IMAGE_SHAPE, (50_000 // layout.num_classes,) * layout.num_classes),
+    )
+    for name, layout in CIFAR_LAYOUTS.items()
+]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from jocor_fast.data.dataset import Dataset, Entry, Wanted, in_memory
+from jocor_fast.data.dataset import Dataset, DataShape, Entry, Wanted, in_memory
 
 _TRAIN_SIZE = 1437
 _PERMUTATION_SEED = 0  # fixed: every run and every machine has the same 1,437 / 360 split
@@ -26,4 +26,4 @@ def load_digits(wanted: Wanted) -> Dataset:
     )
 
 
-DIGITS = Entry("digits", load_digits, place="part of scikit-learn")
+DIGITS = Entry("digits", load_digits, place="part of scikit-learn", shape=DataShape(1437, 360, (8, 8), (1,) * 10))

@@ -14,7 +14,7 @@ import numpy as np
 
 from jocor_fast.data.arrays import reading
 from jocor_fast.data.classes import class_numbers
-from jocor_fast.data.dataset import Dataset, Entry, Wanted, in_memory
+from jocor_fast.data.dataset import Dataset, DataShape, Entry, Wanted, in_memory
 from jocor_fast.data.memory.download import DownloadError, download
 from jocor_fast.errors import DataError
 
@@ -136,4 +136,9 @@ def _downloaded(wanted: Wanted) -> dict[str, Path]:
     return _found(folder)
 
 
-IDX = [Entry(name, load_idx_dataset, find_idx_dataset) for name in IDX_SITES]
+_MNIST_COUNTS = (5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949)
+_SHAPES = {"mnist": _MNIST_COUNTS, "fashion-mnist": (6000,) * 10}
+IDX = [
+    Entry(name, load_idx_dataset, find_idx_dataset, shape=DataShape(60_000, 10_000, (28, 28), counts))
+    for name, counts in _SHAPES.items()
+]
