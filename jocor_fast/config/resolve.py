@@ -232,11 +232,12 @@ def _check_conflicts(config: Config) -> None:
 def _decide_noise(config: Config) -> None:
     """Where labels or a matrix come from a file, kind and rate do not apply and are None.
 
-    Nor do they where the user's own images are labelled by folder or list, and no noise is asked for: their labels are
-    not claimed to be clean. (Which draw to take asks for none.)
+    Nor do they where the labels are noisy as they are, or are those of the user's own images, by folder or list, and no
+    noise is asked for: they are not claimed to be clean. (Which draw to take asks for none.)
     """
     asked = any(config.given(name) for name in NOISE_OPTIONS if name != "noise_seed")
-    if config.labels is not None or (config.entry.holds_files and not asked):
+    as_labelled = config.entry.holds_files or config.entry.labels == "noisy"
+    if config.labels is not None or (as_labelled and not asked):
         for name in NOISE_OPTIONS:
             if not config.given(name):
                 config.decide(name, None)

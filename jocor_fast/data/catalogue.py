@@ -11,12 +11,15 @@ from jocor_fast.data.dataset import Dataset, Entry, Wanted
 from jocor_fast.data.images.clothing1m import CLOTHING1M
 from jocor_fast.data.images.lists import CSV, FOLDER
 from jocor_fast.data.memory.cifar import CIFAR
+from jocor_fast.data.memory.cifar10n import CIFAR10N
 from jocor_fast.data.memory.digits import DIGITS
 from jocor_fast.data.memory.idx import IDX
 from jocor_fast.data.memory.npz import NPZ
 from jocor_fast.errors import ArgumentTypeError, ArgumentValueError, DataError
 
-DATASETS: dict[str, Entry] = {entry.name: entry for entry in (DIGITS, *IDX, *CIFAR, CLOTHING1M, NPZ, FOLDER, CSV)}
+DATASETS: dict[str, Entry] = {
+    entry.name: entry for entry in (DIGITS, *IDX, *CIFAR, *CIFAR10N, CLOTHING1M, NPZ, FOLDER, CSV)
+}
 ROOT_VARIABLE = "JOCOR_FAST_DATA"
 
 
