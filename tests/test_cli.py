@@ -116,7 +116,7 @@ WRONG_USE = [
     ("train --config bad.toml", 2, "--config bad.toml has an unknown key: epoch (did you mean epochs?)"),
     ("reproduce", 2, "reproduce takes the name of an experiment, one of digits, mnist, "),
     ("reproduce digit", 2, "reproduce takes the name of an experiment, one of digits, mnist, "),
-    ("reproduce digits --methods jocor,magic", 2, "--methods must name some of standard, jocor, got 'magic'"),
+    ("reproduce digits --methods jocor,magic", 2, "--methods must name some of standard, standard-plus"),
     ("reproduce digits --seeds 0", 2, "--seeds must be a whole number from 1 to 1,000, got '0'"),
     ("reproduce digits --seeds all", 2, "--seeds must be a whole number from 1 to 1,000, got 'all'"),
     ("reproduce digits --epochs 0", 2, "--epochs must be a whole number from 1 to 1,000,000,000, got '0'"),

@@ -206,3 +206,19 @@ def test_clothing1m_adds_no_noise_and_says_what_to_forget_where_a_method_selects
     assert settings["forget_rate"] == 0.38
     assert "forget_rate" not in standard.run_settings(3)
     assert jocor.run_folder(3) == "clothing1m-real/jocor/seed3"
+
+
+def test_cifar10n_runs_all_methods_on_each_set_of_labels_without_the_true_ones() -> None:
+    experiment = EXPERIMENTS["cifar10n"]
+    cells = experiment.cells()
+    sets = ["aggregate", "random1", "random2", "random3", "worst"]
+    assert [(cell.noise.name, cell.method) for cell in cells] == [(name, method) for name in sets for method in METHODS]
+    assert experiment.seeds == 5
+    jocor, standard = experiment.cells(("jocor", "standard"), (Noise("worst", None),))
+    settings = jocor.run_settings(2)
+    assert (settings["dataset"], settings["forget_rate"], settings["seed"]) == ("cifar10n-worst", 0.41, 2)
+    assert not {"noise", "noise_rate", "noise_seed"} & set(settings)
+    assert "forget_rate" not in standard.run_settings(2)
+    assert jocor.run_folder(2) == "cifar10n-worst/jocor/seed2"
+    config = resolve({name: str(value) for name, value in settings.items()})
+    assert (config.noise, config.noise_rate, config.sources["forget_rate"]) == (None, None, "flag")

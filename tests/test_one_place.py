@@ -242,3 +242,45 @@ def test_a_data_set_is_one_entry(tmp_path: Path) -> None:
     settings = json.loads((tmp_path / "arrays" / "config.json").read_text())["settings"]
     assert settings["dataset"] == "toy"
     assert json.loads((tmp_path / "again" / "summary.json").read_text())["status"] == "finished"
+
+
+# What authors of a method and of an experiment write, each below what is there. A run is a process of its own.
+METHOD = '''
+
+@register("toy")
+class Toy(Standard):
+    """Standard by another name."""
+
+    title = "Toy"
+'''
+EXPERIMENT = """
+EXPERIMENTS = {
+    **EXPERIMENTS,
+    "toys": Experiment("toys", "Toys", "digits", (Noise("symmetric", 0.2),), (), 0.1, {"epochs": 1}, seeds=1),
+}
+"""
+
+
+def test_a_method_and_an_experiment_are_reproduced(tmp_path: Path) -> None:
+    package = Path(shutil.copytree(Path(jf.__file__).parent, tmp_path / "jocor_fast"))
+    for module, text in (("methods.py", METHOD), ("paper/experiments.py", EXPERIMENT)):
+        (package / module).write_text((package / module).read_text() + text)
+    commands = (
+        ["reproduce", "toys", "--methods=toy", "--device=cpu", "--output=toys"],
+        ["reproduce", "toys", "--methods=toy,jocor", "--device=cpu", "--output=toys", "--dry-run"],
+        ["reproduce", "digits", "--methods=toy", "--seeds=1", "--epochs=1", "--device=cpu", "--output=digits"],
+    )
+    code = f"""
+from jocor_fast.cli import main
+assert [main(command) for command in {commands}] == [0, 0, 0]
+main(["reproduce", "--help"])
+"""
+    done = python("-c", code, cwd=tmp_path, PYTHONPATH=str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    said = " ".join(done.stdout.split())
+    for words in ("Toys: Toy, seed 1", "toys Toys: all methods of `train` 1 seed each", "Symmetry-20% Toy n/a n/a 1/1"):
+        assert words in said
+    for folder, methods in (("toys", list(METHODS)), ("digits", ["standard", "jocor"])):
+        rows = [line.split(",") for line in (tmp_path / folder / "table.csv").read_text().splitlines()[1:]]
+        assert [row[3] for row in rows] == [*methods, "toy"]
+        assert (rows[-1][4], rows[-1][-1]) == ("1", "1/1")

@@ -44,11 +44,11 @@ MOST_SEEDS = 1000  # two hundred times the paper's; every run is listed before t
 
 
 def _experiment_line(experiment: Experiment) -> str:
-    names = [METHODS[name].title for name in experiment.methods]
+    names = [METHODS[name].title for name in experiment.methods] or ["all methods of `train`"]
     names += [f"λ = {co_lambda:g}" for co_lambda in experiment.co_lambdas]
     time = f", under {experiment.minutes:g} minutes on two cores" if experiment.minutes else ""
     heading = f"  {experiment.name:<10} {experiment.title}:"
-    return f"{heading}\n      {', '.join(names)}\n      {experiment.seeds} seeds each{time}"
+    return f"{heading}\n      {', '.join(names)}\n      {counted(experiment.seeds, 'seed')} each{time}"
 
 
 _EXPERIMENT_LINES = "\n".join(map(_experiment_line, EXPERIMENTS.values()))
@@ -66,7 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what `reproduce` takes; the values are checked in `run`."""
     parser.add_argument("experiment", metavar="NAME", nargs="?", help=f"the experiment: {', '.join(EXPERIMENTS)}")
     cells = parser.add_argument_group("runs (default: all of the experiment)")
-    cells.add_argument("--methods", metavar="A,B", help="only these methods")
+    cells.add_argument("--methods", metavar="A,B", help="these methods, of those that `train` has")
     cells.add_argument("--noise", metavar="A,B", help="only with this noise, such as symmetric-0.5,asymmetric-0.4")
     cells.add_argument("--seeds", metavar="N", help="runs for each method, with seeds and noise seeds 1 … N")
     cells.add_argument("--dataset", metavar="NAME", help="ablation: mnist or cifar10 (default: mnist)")
@@ -135,7 +135,7 @@ class Reproduction:
             experiment=experiment,
             figure=Figure(_report_kind(arguments, experiment), experiment.averaged_epochs),
             chosen=chosen,
-            cells=experiment.cells(**overrides),
+            cells=experiment.cells(tuple(dict.fromkeys((*(experiment.methods or METHODS), *methods))), **overrides),
             seeds=range(1, parse_count("--seeds", arguments.seeds, experiment.seeds, most=MOST_SEEDS) + 1),
             output=output,
             results=output / experiment.folder,
@@ -179,7 +179,8 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
         finished = f" ({done} of {len(runs)} {'is' if done == 1 else 'are'} finished already)" if done else ""
         say(console, f"{counted(len(left), 'run')}{finished}, {jobs} at a time, in {asked.output}")
         # Once, before the first run: what is absent or unknown is said at once, and no two runs download the same.
-        load_dataset(experiment.dataset, arguments.data_root, announce=partial(say, console))
+        for dataset in dict.fromkeys(cell.trained_on for cell in asked.chosen):
+            load_dataset(dataset, arguments.data_root, announce=partial(say, console))
 
         def rewrite_tables() -> None:
             write_tables(asked.read(left), experiment, asked.results)
@@ -208,10 +209,11 @@ def _experiment(name: str | None, dataset: str | None) -> Experiment:
 def _methods(text: str | None, experiment: Experiment) -> tuple[str, ...]:
     if text is None:
         return experiment.methods
+    known = experiment.methods if experiment.co_lambdas else METHODS
     chosen = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
     for name in chosen:
-        if name not in experiment.methods:
-            raise ConfigError(f"--methods must name some of {', '.join(experiment.methods)}, got {name!r}")
+        if name not in known:
+            raise ConfigError(f"--methods must name some of {', '.join(known)}, got {name!r}")
     return chosen
 
 
