@@ -235,7 +235,7 @@ _ALL = (
     ),
     Experiment(
         name="cifar10n",
-        title="CIFAR-10N, labels that people got wrong, by heads on frozen features",
+        title="CIFAR-10N, labels that people gave, by heads on features",
         dataset="cifar10n",
         noises=tuple(Noise(label_set, None) for label_set in CIFAR10N_FORGET_RATES),
         methods=(),
