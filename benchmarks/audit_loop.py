@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -32,7 +32,10 @@ NAME = "audit-loop"
 FOLDER = RESULTS / NAME
 LOOKED_AT = (0, 500, 2_500, 10_000)
 OURS, RANDOM = "jocor_fast", "at random"
-CLEANLAB = {"cleanlab, logistic regression": logistic_regression, "cleanlab, our heads": own_heads}
+CLEANLAB: Mapping[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
+    "cleanlab, logistic regression": logistic_regression,
+    "cleanlab, our heads": own_heads,
+}
 DRAWS = 3  # of the random order, whose figures are means
 MEASURES = {"wrong": "labels left wrong (%)", "accuracy": "test accuracy (%)"}
 

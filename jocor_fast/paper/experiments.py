@@ -183,7 +183,7 @@ DATASET_TITLES: Mapping[str, str] = {
 _TABLE_METHODS = ("standard", "f-correction", "decoupling", "coteaching", "coteaching-plus", "jocor")
 _SYMMETRIES = (Noise("symmetric", 0.2), Noise("symmetric", 0.5), Noise("symmetric", 0.8))
 _HALF = (Noise("symmetric", 0.5),)
-# The shares of wrong labels that benchmarks/results/audit-features estimates without the true labels.
+# The shares of wrong labels that the audit of features estimated without the true labels when this was first run.
 CIFAR10N_FORGET_RATES = {"aggregate": 0.10, "random1": 0.19, "random2": 0.21, "random3": 0.19, "worst": 0.41}
 
 _ALL = (
@@ -255,7 +255,7 @@ _ALL = (
         gigabytes=1.5,
         gpu_runs=4,
         notes=(
-            "τ is what `jocor-fast audit --features` estimates from the given labels alone; the true labels chose "
+            "τ is what an audit of the features estimated from the given labels alone; the true labels chose "
             "nothing, and are used to measure.",
             "As rankings only, for its encoder differs (ResNet-34 on the pixels): in Chhabra et al., Outlier Gradient "
             "Analysis (ICML 2025), table 11, JoCoR is above Co-teaching+, and that above F-correction, on aggregate, "
