@@ -15,13 +15,14 @@ FORMATTED_SOURCES := $(filter %.cpp %.h %.cu %.cuh,$(EXTENSION_SOURCES)) $(wildc
 
 comma := ,
 
-.PHONY: help train test docs bench compare gpu lint format clean
+.PHONY: help train test test-plain docs bench compare gpu lint format clean
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make train    JoCoR against plain training on digits with half of the labels wrong: a table and curves"
 	@echo "make test     the test suite"
+	@echo "make test-plain  the tests of public behaviour without the compiled kernels"
 	@echo "make docs     the API's pages from its docstrings, which are checked first: build/docs/index.html"
 	@echo "make bench    loss and training step by pytest-benchmark, on a GPU if any: benchmarks/results/bench_loss.json, .md, .png"
 	@echo "              and bench_step.md"
@@ -39,6 +40,12 @@ test: $(VENV)/.test $(VENV)/.package
 	OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest tests -n 2 --dist loadfile --no-loadscope-reorder --benchmark-disable
 
 # A warning of pdoc's is a broken docstring, but for annotations of a NamedTuple, which only its own module can resolve.
+# The tests of public functions once more with the compiled kernels hidden: what is "compiled" is then the reference.
+test-plain: $(VENV)/.test $(VENV)/.package
+	JOCOR_FAST_BUILD=none OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest tests/test_loss_values.py tests/test_loss_edges.py \
+		tests/test_selection.py tests/test_exchange_losses.py tests/test_forward_correction.py tests/test_num_keep.py \
+		-n 2 --benchmark-disable -k compiled
+
 docs: $(VENV)/.test $(VENV)/.dev $(VENV)/.package
 	$(BIN)/python -m pytest --quiet tests/test_docstrings.py
 	$(BIN)/python -W error::UserWarning -W "ignore:Error parsing type annotation ForwardRef:UserWarning" -m pdoc \

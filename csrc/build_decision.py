@@ -1,4 +1,4 @@
-"""Decide what is built and why: the CPU part always, the CUDA part where torch and a toolkit allow it.
+"""Decide what is built and why: kernels where there is a compiler, those for CUDA where torch and a toolkit allow it.
 
 setup.py loads this file by its path; nothing here imports torch or setuptools: the tests pass any environment.
 A GPU's presence plays no part: a build machine often has none.
@@ -11,10 +11,12 @@ import re
 import shlex
 import shutil
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+NONE = "none"  # the one value of JOCOR_FAST_BUILD: compile nothing
+INSTALL_COMPILER = "install g++ 11 or newer (Debian, Ubuntu: apt install g++), or set CXX"
 DEFAULT_ARCHITECTURES = "8.0;9.0;10.0+PTX"  # all from 8.0 on; 7.5 takes a quarter more time to compile
 
 
@@ -94,27 +96,53 @@ def decide(
     return Decision(toolkit=toolkit, architectures=tuple(listed.replace(";", " ").split()), reason=None)
 
 
+def why_pure(environ: Mapping[str, str], platform: str, find: Callable[[], object]) -> str | None:
+    """Return why nothing is compiled, and plain PyTorch is to serve; None where the kernels are compiled.
+
+    Args:
+        environ: JOCOR_FAST_BUILD is read from it, and CXX, FORCE_CUDA and FORCE_CPU, each of which asks for kernels.
+        platform: `sys.platform`.
+        find: `find_compiler`, with its arguments.
+
+    Raises:
+        BuildError: kernels are asked for, and there is no compiler that can compile them; or JOCOR_FAST_BUILD is wrong.
+    """
+    chosen = environ.get("JOCOR_FAST_BUILD", "")
+    if chosen not in ("", NONE):
+        raise BuildError(f"JOCOR_FAST_BUILD is {chosen!r}: accepted is {NONE}.")
+    if chosen == NONE:
+        return f"JOCOR_FAST_BUILD={NONE}"
+    asked_for = environ.get("CXX") or _switch(environ, "FORCE_CUDA") or _switch(environ, "FORCE_CPU")
+    if platform != "linux" and not asked_for:
+        return f"kernels are compiled on Linux, and this is {platform}"
+    try:
+        find()
+    except BuildError as error:
+        if asked_for:
+            raise BuildError(f"{error}: {INSTALL_COMPILER}.") from None
+        return str(error)
+    return None
+
+
 def find_compiler(environ: Mapping[str, str], flags: Sequence[str], python_include: str) -> tuple[str, str]:
     """Return the C++ compiler's command and the first line of its `--version`, after it compiled an empty module.
 
     Raises:
-        BuildError: there is no compiler, or it cannot compile C++20, OpenMP or Python's headers.
+        BuildError: there is no compiler, or it cannot compile C++20, OpenMP or Python's headers; the message is the
+            reason alone.
     """
     path = environ.get("PATH", "")
     names = [environ["CXX"]] if environ.get("CXX") else ["c++", "g++", "clang++"]
     command = next((name for name in names if shutil.which(shlex.split(name)[0], path=path)), None)
     if command is None:
-        raise BuildError(
-            f"jocor_fast compiles C++ and found no compiler ({', '.join(names)}): install g++ 11 or newer "
-            "(Debian, Ubuntu: apt install g++), or set CXX."
-        )
+        raise BuildError(f"no C++ compiler was found among {', '.join(names)}")
     probe = [*shlex.split(command), *flags, "-fsyntax-only", f"-I{python_include}", "-x", "c++", "-"]
     result = subprocess.run(
         probe, input="#include <Python.h>\n#include <version>\n", env=environ, capture_output=True, text=True
     )
     if result.returncode != 0:
         complaint = next(iter(result.stderr.strip().splitlines()), f"exit status {result.returncode}")
-        raise BuildError(f"jocor_fast needs C++20, OpenMP and Python's headers, and `{command}` says: {complaint}")
+        raise BuildError(f"`{command}` cannot compile C++20 with OpenMP and Python's headers, it says: {complaint}")
     version = subprocess.run([*shlex.split(command), "--version"], env=environ, capture_output=True, text=True)
     return command, version.stdout.partition("\n")[0].strip()
 

@@ -253,6 +253,41 @@ def check_switch(name: str, value: Any) -> bool:
     return bool(value)
 
 
+def check_reduction(reduction: str) -> str:
+    """Return "mean" or "none"."""
+    if reduction in ("mean", "none"):
+        return reduction
+    error = ValueError if isinstance(reduction, str) else TypeError
+    raise error(f"reduction must be 'mean' or 'none', got {reduction!r}")
+
+
+def check_transition(transition: Any, logits: Tensor) -> Tensor:
+    """Return the transition matrix, an array or a tensor, on the device of the logits: float64 (on MPS float32)."""
+    check_tensor("logits", logits)
+    if not isinstance(transition, Tensor):
+        transition = _float_tensor(transition)
+    elif transition.device != logits.device:
+        raise ValueError(f"transition must be on {logits.device} like logits, got {transition.device}")
+    check_tensor("transition", transition)
+    if not transition.is_floating_point():
+        raise TypeError(f"transition must be of a floating-point type, got {dtype_name(transition)}")
+    matrix = transition.detach()
+    if logits.dim() == 2 and matrix.shape != (logits.shape[1], logits.shape[1]):
+        wanted = [logits.shape[1], logits.shape[1]]
+        raise ValueError(f"transition must have shape {wanted}, got {list(matrix.shape)}")
+    # A compiler cannot follow a branch on values, and its stand-ins for tensors, of types of their own, have none.
+    if matrix.device.type == "cpu" and not is_compiling() and type(matrix) is Tensor and matrix.numel():
+        check_distributions("transition", matrix.double())
+    return matrix.to(torch.float32 if logits.device.type == "mps" else torch.float64).to(logits.device)
+
+
+def _float_tensor(transition: Any) -> Tensor:
+    array = np.asarray(transition)
+    if array.dtype.kind != "f":
+        raise TypeError(f"transition must be of a floating-point type, got {array.dtype}")
+    return torch.from_numpy(np.array(array, dtype=np.float64))  # a copy: contiguous and writable, as torch wants it
+
+
 def as_real(name: str, value: Any) -> float:
     """Return the number as a float, infinite beyond the largest one; raise TypeError unless it is a real number."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.compiler import is_compiling
 
 from jocor_fast import arguments
-from jocor_fast._extension import operator
+from jocor_fast._operators import operator
 from jocor_fast.errors import ArgumentValueError
 
 _joint_loss = operator("joint_loss")

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
-from torch.compiler import is_compiling
 
-from jocor_fast._extension import operator
-from jocor_fast.arguments import check_distributions, check_tensor, dtype_name
+from jocor_fast._operators import operator
+from jocor_fast.arguments import check_reduction, check_transition
 
 _loss = operator("forward_corrected_loss")
 
@@ -53,7 +51,7 @@ def forward_corrected_loss(logits: Tensor, target: Tensor, transition: Any, *, r
 
 def log_transposed(transition: Tensor, dtype: torch.dtype) -> Tensor:
     """Return log Tᵀ as `corrected_loss` takes it, for logits of a dtype."""
-    return transition.double().log().t().to(torch.promote_types(dtype, torch.float32)).contiguous()
+    return transition.log().t().to(torch.promote_types(dtype, torch.float32)).contiguous()
 
 
 def corrected_loss(
@@ -65,38 +63,3 @@ def corrected_loss(
     """
     loss, per_sample, num_nonfinite = _loss(logits, target, log_transition_t, mean)[:3]
     return loss, per_sample, num_nonfinite
-
-
-def check_reduction(reduction: str) -> str:
-    """Return "mean" or "none"."""
-    if reduction in ("mean", "none"):
-        return reduction
-    error = ValueError if isinstance(reduction, str) else TypeError
-    raise error(f"reduction must be 'mean' or 'none', got {reduction!r}")
-
-
-def check_transition(transition: Any, logits: Tensor) -> Tensor:
-    """Return the transition matrix, an array or a tensor, as a tensor on the device of the logits."""
-    check_tensor("logits", logits)
-    if not isinstance(transition, Tensor):
-        transition = _float_tensor(transition)
-    elif transition.device != logits.device:
-        raise ValueError(f"transition must be on {logits.device} like logits, got {transition.device}")
-    check_tensor("transition", transition)
-    if not transition.is_floating_point():
-        raise TypeError(f"transition must be of a floating-point type, got {dtype_name(transition)}")
-    matrix = transition.detach()
-    if logits.dim() == 2 and matrix.shape != (logits.shape[1], logits.shape[1]):
-        wanted = [logits.shape[1], logits.shape[1]]
-        raise ValueError(f"transition must have shape {wanted}, got {list(matrix.shape)}")
-    # A compiler cannot follow a branch on values, and its stand-ins for tensors, of types of their own, have none.
-    if matrix.device.type == "cpu" and not is_compiling() and type(matrix) is Tensor and matrix.numel():
-        check_distributions("transition", matrix.double())
-    return matrix.to(logits.device)
-
-
-def _float_tensor(transition: Any) -> Tensor:
-    array = np.asarray(transition)
-    if array.dtype.kind != "f":
-        raise TypeError(f"transition must be of a floating-point type, got {array.dtype}")
-    return torch.from_numpy(np.array(array, dtype=np.float64))  # a copy: contiguous and writable, as torch wants it

@@ -1,75 +1,21 @@
-"""The public loss functions and modules, on the compiled kernels."""
+"""The public loss functions and modules."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import Tensor, nn
 
-from jocor_fast import arguments, composed_losses
-from jocor_fast._extension import _C, operator
+from jocor_fast import _operators, arguments, composed_losses
 from jocor_fast.composed_losses import ALL_ROWS, split, terms_of
+from jocor_fast.outputs import CoTeachingOutput, DecouplingOutput, JoCoROutput
 
-_jocor_loss = operator("jocor_loss")
-_coteaching_loss = operator("coteaching_loss")
-_joint_loss = operator("joint_loss")
-_select_small_loss = operator("select_small_loss")
-
-
-class JoCoROutput(NamedTuple):
-    """The result of `jocor_loss`; it stays on the device.
-
-    Attributes:
-        loss: 0-d, differentiable in both logits; 0 where nothing is selected.
-        per_sample: [B], detached; 0 for ignored rows, as computed (inf, NaN) for non-finite ones.
-        selected: [B] bool, the rows whose losses are averaged.
-        num_selected: 0-d int64.
-        num_nonfinite: 0-d int64, eligible rows whose per_sample is not finite.
-    """
-
-    loss: Tensor
-    per_sample: Tensor
-    selected: Tensor
-    num_selected: Tensor
-    num_nonfinite: Tensor
+_jocor_loss = _operators.operator("jocor_loss")
+_coteaching_loss = _operators.operator("coteaching_loss")
+_joint_loss = _operators.operator("joint_loss")
+_select_small_loss = _operators.operator("select_small_loss")
 
 
-class CoTeachingOutput(NamedTuple):
-    """The result of `coteaching_loss`; it stays on the device.
-
-    Attributes:
-        loss: 0-d, differentiable in both logits; mean CE1 over selected2 + mean CE2 over selected1.
-        per_sample1: [B], detached, CE1; 0 for ignored rows, as computed (inf, NaN) for non-finite ones.
-        per_sample2: [B], detached, CE2 likewise.
-        selected1: [B] bool, the rows that network 1 chose, which train network 2.
-        selected2: [B] bool, the rows that network 2 chose, which train network 1.
-        num_selected1: 0-d int64.
-        num_selected2: 0-d int64.
-        num_nonfinite: 0-d int64, eligible rows whose CE1 or CE2 is not finite.
-    """
-
-    loss: Tensor
-    per_sample1: Tensor
-    per_sample2: Tensor
-    selected1: Tensor
-    selected2: Tensor
-    num_selected1: Tensor
-    num_selected2: Tensor
-    num_nonfinite: Tensor
-
-
-class DecouplingOutput(NamedTuple):
-    """The result of `decoupling_loss`; it stays on the device.
-
-    Attributes:
-        loss: 0-d, differentiable in both logits; 0 where no predictions differ.
-        selected: [B] bool, the rows with differing predictions and a finite loss.
-        num_selected: 0-d int64.
-    """
-
-    loss: Tensor
-    selected: Tensor
-    num_selected: Tensor
 
 
 def jocor_loss(
@@ -129,7 +75,7 @@ def jocor_loss(
         TypeError: a wrong type or dtype; both or neither of forget_rate and num_keep.
         ValueError: a wrong shape, device or value; on the CPU also a label outside [0, C). On CUDA, where a check would
             wait for the device, such a row has per_sample NaN, is not selected, and is counted in num_nonfinite.
-        RuntimeError: CUDA tensors, and a build without CUDA; differentiating twice.
+        RuntimeError: differentiating twice.
     """
     forget_rate, num_keep = arguments.check_keep_arguments(forget_rate, num_keep, logits1)
     terms = terms_of(class_weights, label_smoothing, target)
@@ -414,4 +360,4 @@ def num_keep(batch_size: int, forget_rate: float, *, rounding: str = "ceil") -> 
     """
     rows: Any = arguments.check_batch_size(batch_size)
     rate = arguments.check_forget_rate(forget_rate)
-    return int(_C.num_keep(rows, rate, arguments.check_rounding(rounding) == "ceil"))
+    return _operators.num_keep(rows, rate, arguments.check_rounding(rounding) == "ceil")

@@ -18,13 +18,13 @@ from jocor_fast.errors import ArgumentValueError
 def resolve_device(name: str) -> torch.device:
     """Return the device of a run.
 
-    "auto" is the current CUDA device where torch sees one and this build has kernels for it, else the CPU.
+    "auto" is the current CUDA device where torch sees one (with ROCm: an AMD GPU), else the CPU.
 
     Raises:
         ValueError: torch does not see this CUDA device.
     """
     if name == "auto":
-        name = "cuda" if torch.cuda.is_available() and build_info()["cuda"] else "cpu"
+        name = "cuda" if torch.cuda.is_available() else "cpu"
     device = torch.device(name)
     if device.type == "cpu":
         return torch.device("cpu")
@@ -39,7 +39,9 @@ def resolve_device(name: str) -> torch.device:
 
 def usable_cores() -> int:
     """Return how many cores this process may use; processes that torchrun started on this machine share them evenly."""
-    return max(1, len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE") or 1))
+    known = hasattr(os, "sched_getaffinity")  # on Linux
+    cores = len(os.sched_getaffinity(0)) if known else os.cpu_count() or 1
+    return max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE") or 1))
 
 
 @contextlib.contextmanager
@@ -95,7 +97,7 @@ def describe_environment(device: torch.device) -> dict[str, Any]:
         "platform": platform.platform(),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         "threads": torch.get_num_threads(),
-        "cpu_instruction_set": build["cpu_instruction_sets"][0],
+        "cpu_instruction_set": next(iter(build["cpu_instruction_sets"]), None),  # None: nothing is compiled
         "cuda": build["cuda"],
         "float32_matmul_precision": torch.get_float32_matmul_precision(),
         "tf32": {

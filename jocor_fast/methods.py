@@ -18,9 +18,10 @@ from jocor_fast import composed_losses
 from jocor_fast.arguments import at_least, check_co_lambda
 from jocor_fast.composed_losses import Terms
 from jocor_fast.forward_correction import corrected_loss, log_transposed
-from jocor_fast.losses import CoTeachingOutput, JoCoROutput, coteaching_loss, decoupling_rows, jocor_loss
+from jocor_fast.losses import coteaching_loss, decoupling_rows, jocor_loss
 from jocor_fast.noise.estimate import anchor_percentile, estimate_transition
 from jocor_fast.option import Option, option, options_of
+from jocor_fast.outputs import CoTeachingOutput, JoCoROutput
 from jocor_fast.schedules import keep_rounding
 
 GROUP = "method"  # of the options, in the help

@@ -6,8 +6,10 @@ d_j = log p_j - log q_j:
 
     l = (1 - λ) (CE(z1, y) + CE(z2, y)) + λ (KL(p‖q) + KL(q‖p))
 
-Half-precision logits are computed in float32. On a CUDA device one thing differs: with a forget rate and an
-ignore_index the host reads the number of eligible rows.
+Half-precision logits are computed in float32. The public functions run these where there are no compiled kernels for
+the tensors' device. Three things differ from the kernels: with a forget rate, and an ignore_index or `disagreement`,
+the host reads the number of eligible rows; under torch.compile a label outside [0, C) is treated on the CPU as on CUDA;
+and the losses can be differentiated twice, where the logits are finite.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 
 from jocor_fast.arguments import (
     FLOAT_TYPES,
@@ -34,15 +37,16 @@ from jocor_fast.arguments import (
     check_matrix,
     check_num_keep,
     check_number_of_weights,
+    check_reduction,
     check_rounding,
     check_soft_target,
     check_switch,
     check_target,
+    check_transition,
     check_type,
 )
 from jocor_fast.errors import ArgumentValueError
-from jocor_fast.forward_correction import check_reduction, check_transition
-from jocor_fast.losses import CoTeachingOutput, DecouplingOutput, JoCoROutput
+from jocor_fast.outputs import CoTeachingOutput, DecouplingOutput, JoCoROutput
 
 __all__ = [
     "coteaching_loss",
@@ -71,8 +75,7 @@ def jocor_loss(
     forget_rate, num_keep = check_keep_arguments(forget_rate, num_keep, logits1)
     per_sample, eligible = _joint_loss(logits1, logits2, target, co_lambda, ignore_index, None, label_smoothing)
     if forget_rate is not None:
-        rows = len(eligible) if ignore_index is None else int(eligible.sum())
-        num_keep = _num_keep(rows, forget_rate, "ceil")
+        num_keep = _kept(len(eligible) if ignore_index is None else eligible.sum(), forget_rate, "ceil")
     assert num_keep is not None  # exactly one of the two is given
     losses = per_sample.detach()
     selected = _smallest(losses, num_keep, eligible)
@@ -118,9 +121,9 @@ def coteaching_loss(
         differing = eligible & _predictions_differ(logits1, logits2)
         eligible = torch.where(differing.any(), differing, eligible)
     if forget_rate is not None:
-        if not isinstance(forget_rate, Tensor) or forget_rate.device.type == "cpu":
+        if not is_compiling() and (not isinstance(forget_rate, Tensor) or forget_rate.device.type == "cpu"):
             forget_rate = check_forget_rate(float(forget_rate))
-        num_keep = _num_keep(int(eligible.sum()), float(forget_rate), rounding)
+        num_keep = _kept(eligible.sum(), forget_rate, rounding)
     assert num_keep is not None  # exactly one of the two is given
     finite = (losses1 + losses2).detach().isfinite()
     selected1, selected2 = (_smallest(losses.detach(), num_keep, eligible & finite) for losses in (losses1, losses2))
@@ -146,23 +149,40 @@ def decoupling_loss(
     logits1: Tensor, logits2: Tensor, target: Tensor, *, ignore_index: int | None = None
 ) -> DecouplingOutput:
     """Return the cross-entropies of rows with differing predictions; see `jocor_fast.decoupling_loss`."""
+    out = decoupling_rows(logits1, logits2, target, ignore_index=ignore_index)
+    return DecouplingOutput(out.loss, out.selected, out.num_selected)
+
+
+def decoupling_rows(
+    logits1: Tensor, logits2: Tensor, target: Tensor, *, ignore_index: int | None = None
+) -> JoCoROutput:
+    """Return `decoupling_loss` as a JoCoROutput; see `jocor_fast.losses.decoupling_rows`."""
     losses1, losses2, eligible = _cross_entropies(logits1, logits2, target, ignore_index)
-    finite = (losses1 + losses2).detach().isfinite()
-    selected = eligible & finite & _predictions_differ(logits1, logits2)
-    return DecouplingOutput(_mean_over(selected, losses1) + _mean_over(selected, losses2), selected, selected.sum())
+    per_sample = (losses1 + losses2).detach()
+    differing, finite = eligible & _predictions_differ(logits1, logits2), per_sample.isfinite()
+    selected = differing & finite
+    loss = _mean_over(selected, losses1) + _mean_over(selected, losses2)
+    return JoCoROutput(loss, per_sample, selected, selected.sum(), (differing & ~finite).sum())
 
 
 def forward_corrected_loss(logits: Tensor, target: Tensor, transition: Any, *, reduction: str = "mean") -> Tensor:
     """Return -log((p·T)[y]); see `jocor_fast.forward_corrected_loss`."""
-    check_reduction(reduction)
+    mean = check_reduction(reduction) == "mean"
     matrix = check_transition(transition, logits)
+    return corrected_loss(logits, target, matrix.log().t(), mean=mean)[0]
+
+
+def corrected_loss(
+    logits: Tensor, target: Tensor, log_transition_t: Tensor, *, mean: bool = True
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the loss, the losses of the rows, and how many are not finite; see `forward_correction.corrected_loss`."""
     check_type("logits", logits, FLOAT_TYPES)
     check_matrix("logits", logits)
     check_target("logits", logits, target)
     z = logits.to(torch.promote_types(logits.dtype, torch.float32))
     valid = _check_labels(target, z, torch.ones_like(target, dtype=torch.bool), None)
     label = _column_of_labels(target, valid)[:, 0]
-    log_columns = matrix.double().log().to(z.dtype).t()[label]  # [B, C]: log T[i, y] of each row's label y
+    log_columns = log_transition_t.to(z.dtype)[label]  # [B, C]: log T[i, y] of each row's label y
     with torch.no_grad():  # rows that get no gradient are computed from other logits, which keeps NaN out of it
         losses = -(z.log_softmax(1) + log_columns).logsumexp(1)
         trains = (valid & losses.isfinite())[:, None]
@@ -170,7 +190,9 @@ def forward_corrected_loss(logits: Tensor, target: Tensor, transition: Any, *, r
     largest = corrected.detach().amax(1, keepdim=True)  # taken off, or its size would cost the gradient its digits
     corrected_losses = -(largest[:, 0] + (corrected - largest).logsumexp(1))
     losses = torch.where(trains[:, 0], corrected_losses, torch.where(valid, losses, torch.nan))
-    return losses if reduction == "none" else losses.sum() / max(len(losses), 1)
+    per_sample = losses.detach()
+    loss = losses.sum() / max(len(losses), 1) if mean else losses
+    return loss, per_sample, (~per_sample.isfinite()).sum()
 
 
 def select_small_loss(
@@ -197,6 +219,16 @@ def _num_keep(rows: int, forget_rate: float, rounding: str) -> int:
     exact, slack = (1.0 - forget_rate) * rows, 1e-9 * rows
     keep = math.ceil(exact - slack) if rounding == "ceil" else math.floor(exact + slack)
     return min(max(keep, 1), rows)
+
+
+def _kept(rows: int | Tensor, forget_rate: float | Tensor, rounding: str) -> int | Tensor:
+    """Return `_num_keep` of numbers that may lie on a device: read by the host, except where torch.compile traces."""
+    if not is_compiling() or (isinstance(rows, int) and not isinstance(forget_rate, Tensor)):
+        return _num_keep(int(rows), float(forget_rate), rounding)
+    count = torch.as_tensor(rows).double()
+    exact, slack = (1.0 - forget_rate) * count, 1e-9 * count
+    keep = (exact - slack).ceil() if rounding == "ceil" else (exact + slack).floor()
+    return torch.minimum(keep.clamp(min=1), count).long()
 
 
 def _mean_over(selected: Tensor, losses: Tensor, weights: Tensor | None = None) -> Tensor:
@@ -239,8 +271,10 @@ def _cross_entropies(
     """Return CE1 and CE2 [B], each half the joint loss of a network with itself, and which rows are eligible."""
     check_logits(logits1, logits2)
     masked = _masked(logits1, logits2) if label_smoothing else None
-    (losses1, eligible), (losses2, _) = (
-        _joint_loss(logits, logits, target, 0.0, ignore_index, class_weights, label_smoothing, masked)
+    (losses1, eligible), (losses2, _) = (  # with a view, for torch.compile does not take one tensor as two arguments
+        _joint_loss(
+            logits, logits.view_as(logits), target, 0.0, ignore_index, class_weights, label_smoothing, masked
+        )
         for logits in (logits1, logits2)
     )
     return losses1 / 2, losses2 / 2, eligible
@@ -248,7 +282,8 @@ def _cross_entropies(
 
 def _smallest(losses: Tensor, num_keep: int | Tensor, eligible: Tensor | None) -> Tensor:
     """Return the mask of the first num_keep rows in the order of their losses, the lower row first among equals."""
-    if isinstance(num_keep, Tensor) and num_keep.device.type == "cpu":  # elsewhere the host does not wait for its value
+    # Elsewhere the host does not wait for its value, and while torch.compile traces there is none.
+    if isinstance(num_keep, Tensor) and num_keep.device.type == "cpu" and not is_compiling():
         num_keep = check_num_keep(int(num_keep), losses)
     candidates = losses.isfinite() if eligible is None else losses.isfinite() & eligible
     # Adding 0 turns -0 into +0: whether a sort takes them for equal differs between devices.
@@ -438,10 +473,13 @@ def _log_probabilities_and_probabilities(logits1: Tensor, logits2: Tensor) -> tu
 
 
 def _check_labels(target: Tensor, logits: Tensor, eligible: Tensor, ignore_index: int | None) -> Tensor:
-    """Return which eligible rows have a label in [0, C); on the CPU raise ValueError for one that has not."""
+    """Return which eligible rows have a label in [0, C); on the CPU raise ValueError for one that has not.
+
+    Not while torch.compile traces, which cannot follow a branch on values.
+    """
     labels, classes = target.long(), logits.shape[1]
     valid = eligible & (labels >= 0) & (labels < classes)
-    if labels.device.type == "cpu" and not torch.equal(valid, eligible):
+    if labels.device.type == "cpu" and not is_compiling() and not torch.equal(valid, eligible):
         row = int((eligible & ~valid).nonzero()[0])
         accepted = f"[0, {classes})" + ("" if ignore_index is None else " or ignore_index")
         raise ValueError(f"target must hold labels in {accepted}, got {target[row]} in row {row}")

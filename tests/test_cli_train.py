@@ -273,21 +273,6 @@ def test_a_reader_that_leaves_ends_the_run_in_a_sentence(named_blobs: np.ndarray
     assert error.count("\n") == 1
 
 
-@pytest.mark.parametrize("method", ["jocor", "standard", "f-correction"])  # all train by them, or their first stage
-def test_a_gpu_without_our_kernels_is_refused_before_the_run(
-    method: str, named_blobs: np.ndarray, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("jocor_fast.cli.train.resolve_device", lambda name: torch.device("cuda", 0))
-    monkeypatch.setattr("jocor_fast.cli.train.build_info", lambda: {"reason": "no toolkit was found"})
-    assert train("--dataset", "npz:blobs.npz", "--labels-are-clean", "--method", method, "--device", "cuda") == 2
-    error = capsys.readouterr().err
-    assert (
-        error
-        == "jocor-fast: error: --device cuda:0: this build of jocor_fast has no CUDA kernels, no toolkit was found\n"
-    )
-    assert not Path("run").exists()
-
-
 def test_memory_that_runs_out_is_a_sentence(
     named_blobs: np.ndarray, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

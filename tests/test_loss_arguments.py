@@ -6,10 +6,8 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 import jocor_fast
-from jocor_fast import _extension
 from loss_cases import dtype_name, everywhere, random_logits
 
 FUNCTIONS = pytest.mark.parametrize("name", ["jocor_loss", "joint_loss"])
@@ -273,20 +271,6 @@ def test_a_transform_of_torch_func_is_told_what_is_accepted():
     ):
         with pytest.raises(RuntimeError, match=r"^the loss cannot be differentiated by .* of torch\.func"):
             torch.func.grad(function)(z1)
-
-
-@pytest.mark.parametrize(("device", "said"), [("cuda", "this build .* has no CUDA kernels"), ("xpu", "not for xpu$")])
-def test_a_device_without_kernels_is_named(monkeypatch, device, said):
-    """Where the operator fails: a call that succeeds asks for no device."""
-
-    def fail(*arguments):
-        raise NotImplementedError("Could not run 'jocor_fast::select_small_loss' with arguments from the backend")
-
-    monkeypatch.setattr(_extension._C, "has_cuda", False)
-    with FakeTensorMode():
-        losses = torch.empty(4, device=device)
-    with pytest.raises(RuntimeError, match=said):
-        _extension._call(torch.ops.jocor_fast.select_small_loss.default, fail, losses, 2, None, None)
 
 
 @everywhere

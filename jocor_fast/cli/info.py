@@ -11,7 +11,7 @@ from importlib import metadata
 import torch
 from rich.console import Console
 
-from jocor_fast._extension import build_info
+from jocor_fast._extension import build_info, why_plain
 from jocor_fast.cli.flags import declare_alone
 from jocor_fast.data.catalogue import DATASETS, default_root, find_dataset
 from jocor_fast.errors import DataError
@@ -49,13 +49,15 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
 
 def _lines(data_root: str | None) -> Iterator[tuple[str, str]]:
     build = build_info()
-    yield "jocor_fast", f"{build['version']}, compiled against torch {build['torch']} by {build['compiler']}"
-    in_use, *others = build["cpu_instruction_sets"]
-    yield "kernels", f"CPU: {in_use} in use" + (f", {', '.join(others)} compiled in" if others else "")
-    if build["cuda"] is None:
-        yield "", f"CUDA: none, {build['reason']}"
+    if build["compiler"] is None:
+        yield "jocor_fast", f"{build['version']}, not compiled: {build['reason']}"
+        yield "kernels", str(why_plain("cpu"))
     else:
-        yield "", f"CUDA: toolkit {build['cuda']}, for {', '.join(build['cuda_architectures'])}"
+        yield "jocor_fast", f"{build['version']}, compiled against torch {build['torch']} by {build['compiler']}"
+        in_use, *others = build["cpu_instruction_sets"]
+        yield "kernels", f"CPU: {in_use} in use" + (f", {', '.join(others)} compiled in" if others else "")
+        cuda = f"toolkit {build['cuda']}, for {', '.join(build['cuda_architectures'])}"
+        yield "", f"CUDA: {cuda if build['cuda'] else 'none, ' + build['reason']}"
     yield "python", f"{platform.python_version()} on {platform.platform()}"
     built_for = f"CUDA {torch.version.cuda}" if torch.version.cuda else "the CPU"
     yield "torch", f"{torch.__version__}, built for {built_for}, {counted(torch.get_num_threads(), 'thread')}"

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from jocor_fast._extension import build_info
 from jocor_fast.cli.flags import declare
 from jocor_fast.cli.train_heading import print_heading
 from jocor_fast.cli.train_warnings import warnings_of
@@ -26,7 +25,7 @@ from jocor_fast.diagnosis.noise_estimate import NoiseEstimate, estimate_noise
 from jocor_fast.engine.epoch_log import EpochLog
 from jocor_fast.engine.plan import whole_batch
 from jocor_fast.engine.processes import Processes, joined_processes
-from jocor_fast.errors import ConfigError, FailedElsewhere, RunError
+from jocor_fast.errors import FailedElsewhere, RunError
 from jocor_fast.files.names import CHECKPOINT, CONFIG, FIRST_STAGE, read_json
 from jocor_fast.machine import resolve_device
 from jocor_fast.methods import METHODS
@@ -140,11 +139,7 @@ def _check_output(config: Config) -> None:
 def _device(config: Config) -> torch.device:
     """Where the run will compute; a ConfigError where it cannot."""
     with config.naming("device"):
-        device = resolve_device(config.training.device)
-    why_not = build_info()["reason"]
-    if device.type == "cuda" and why_not is not None:
-        raise ConfigError(f"{config.label('device')} {device}: this build of jocor_fast has no CUDA kernels, {why_not}")
-    return device
+        return resolve_device(config.training.device)
 
 
 def _tensorboard(config: Config, processes: Processes) -> contextlib.AbstractContextManager[TensorBoardLog | None]:

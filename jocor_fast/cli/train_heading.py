@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from rich.console import Console
 
+from jocor_fast._extension import why_plain
 from jocor_fast.config.resolve import Config
 from jocor_fast.config.task import Task
 from jocor_fast.data.images.preprocessing import Preprocessing
@@ -45,6 +46,7 @@ def print_heading(
     lines["network"] = f"{networks} on {device}, weights {weights}"
     if task.dataset.files is not None:
         lines["images"] = _images_text(config, task.dataset.files.preprocessing)
+    lines["kernels"] = "compiled" if why_plain(device.type) is None else "none compiled: losses in plain PyTorch"
     lines["batch"] = f"{training.batch_size} ({config.origin('batch_size')})"
     if processes.count > 1:
         lines["batch"] += f", of {batch} in all: {processes.count} processes have {batch // processes.count} rows each"

@@ -55,7 +55,8 @@ def check_writable(folder: Path) -> None:
     if not nearest.is_dir():
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), os.fspath(nearest))
     if not os.access(nearest, os.W_OK | os.X_OK):
-        reason = errno.EROFS if os.statvfs(nearest).f_flag & os.ST_RDONLY else errno.EACCES
+        read_only = os.name != "nt" and os.statvfs(nearest).f_flag & os.ST_RDONLY
+        reason = errno.EROFS if read_only else errno.EACCES
         raise OSError(reason, os.strerror(reason), os.fspath(nearest))
 
 
@@ -119,7 +120,9 @@ def _keep(target: Path, kept: Path) -> None:
 
 
 def _flush_names(folder: Path) -> None:
-    """Bring renamed names to the disk."""
+    """Bring renamed names to the disk; Windows, which opens no folders, does that itself."""
+    if os.name == "nt":
+        return
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -259,7 +259,8 @@ def _termination_as_exit() -> Iterator[None]:
     def leave(number: int, frame: FrameType | None) -> None:
         raise SystemExit(128 + number)
 
-    caught = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) != signal.SIG_IGN]
+    endings = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]  # one on Windows
+    caught = [number for number in endings if signal.getsignal(number) != signal.SIG_IGN]
     previous = {number: signal.signal(number, leave) for number in caught}
     try:
         yield
