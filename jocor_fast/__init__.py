@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from jocor_fast.diagnosis.feature_audit import audit_features
     from jocor_fast.diagnosis.wrong_labels import audit
     from jocor_fast.estimator import JoCoRClassifier
-    from jocor_fast.training import train
+    from jocor_fast.training import load_run, train
 
 end_at_once_on_interrupt()
 try:
@@ -20,10 +20,7 @@ try:
     from jocor_fast._extension import build_info
     from jocor_fast.forward_correction import forward_corrected_loss
     from jocor_fast.losses import (
-        CoTeachingOutput,
-        DecouplingOutput,
         JoCoRLoss,
-        JoCoROutput,
         coteaching_loss,
         decoupling_loss,
         jocor_loss,
@@ -31,6 +28,7 @@ try:
         num_keep,
         select_small_loss,
     )
+    from jocor_fast.outputs import CoTeachingOutput, DecouplingOutput, JoCoROutput
 except ImportError as error:
     end_command(error)
     raise
@@ -51,6 +49,7 @@ __all__ = [
     "forward_corrected_loss",
     "jocor_loss",
     "joint_loss",
+    "load_run",
     "noise",
     "num_keep",
     "reference",
@@ -64,6 +63,7 @@ _LAZY = {
     "JoCoRClassifier": "jocor_fast.estimator",
     "audit": "jocor_fast.diagnosis.wrong_labels",
     "audit_features": "jocor_fast.diagnosis.feature_audit",
+    "load_run": "jocor_fast.training",
     "noise": "jocor_fast.noise",
     "train": "jocor_fast.training",
 }

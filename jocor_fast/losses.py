@@ -16,8 +16,6 @@ _joint_loss = _operators.operator("joint_loss")
 _select_small_loss = _operators.operator("select_small_loss")
 
 
-
-
 def jocor_loss(
     logits1: Tensor,
     logits2: Tensor,

@@ -272,9 +272,7 @@ def _cross_entropies(
     check_logits(logits1, logits2)
     masked = _masked(logits1, logits2) if label_smoothing else None
     (losses1, eligible), (losses2, _) = (  # with a view, for torch.compile does not take one tensor as two arguments
-        _joint_loss(
-            logits, logits.view_as(logits), target, 0.0, ignore_index, class_weights, label_smoothing, masked
-        )
+        _joint_loss(logits, logits.view_as(logits), target, 0.0, ignore_index, class_weights, label_smoothing, masked)
         for logits in (logits1, logits2)
     )
     return losses1 / 2, losses2 / 2, eligible

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from jocor_fast.arguments import at_least, check_switch
+from jocor_fast.config.predictor import networks_of
+from jocor_fast.config.stored_run import read_config
 from jocor_fast.data.arrays import user_path
 from jocor_fast.data.classes import as_array, label_values, number_classes
 from jocor_fast.data.samples import Samples, as_network_input, check_inputs, input_warnings
@@ -21,10 +23,12 @@ from jocor_fast.data.torch_dataset import DatasetInputs
 from jocor_fast.engine.networks import NetworkSource, probe_classes
 from jocor_fast.engine.plan import unfinished_ramp
 from jocor_fast.engine.processes import joined_processes
-from jocor_fast.engine.settings import TrainSettings
+from jocor_fast.engine.settings import OptimizerSource, TrainSettings, device_name
 from jocor_fast.errors import ArgumentTypeError, ArgumentValueError
-from jocor_fast.machine import own_modes, usable_cores
+from jocor_fast.files.names import read_metrics, read_summary
+from jocor_fast.machine import own_modes, resolve_device, usable_cores
 from jocor_fast.runs.fit import EpochEvent, Observer, Recording, Run, fit
+from jocor_fast.runs.folder import history_in, read_whole_checkpoint
 
 _TABLE_SHOWN = 20
 _LOGGER = logging.getLogger("jocor_fast")
@@ -48,12 +52,16 @@ def train(
     seed: int = 0,
     device: str | torch.device = "auto",
     precision: str = "float32",
-    class_weights: Any = None,
-    label_smoothing: float = 0.0,
-    selection_per_class: bool = False,
     output: str | os.PathLike[str] | None = None,
     resume: bool = False,
     num_workers: int | None = None,
+    class_weights: Any = None,
+    label_smoothing: float = 0.0,
+    selection_per_class: bool = False,
+    optimizer: str | OptimizerSource = "adam",
+    weight_decay: float = 0.0,
+    on_epoch: Callable[[dict[str, Any]], object] | None = None,
+    class_names: Sequence[str] | None = None,
     **method_options: Any,
 ) -> Run:
     """Train networks on noisily labelled data (paper, algorithm 1, for method "jocor").
@@ -97,7 +105,7 @@ def train(
         epochs: passes over the data (recipe "published" trains one fewer). The learning rate falls to zero from
             0.4 · epochs on.
         batch_size: rows of a step.
-        lr: Adam's learning rate.
+        lr: the optimiser's learning rate.
         recipe: "paper" or "published" (the authors' code, where it differs).
         seed: batches, dropout, and the initial weights of networks that a function builds. The latter two draw from
             torch's own generators, which are put back afterwards; they are the process's, so runs in several
@@ -113,10 +121,16 @@ def train(
         resume: go on from the checkpoint in `output`.
         num_workers: processes that read a Dataset, 0: this one; None: as many as there are cores. What its transforms
             draw at random (by torch, NumPy or Python's `random`) follows from `seed`, with any number of workers.
+        optimizer: "adam", "sgd" (without momentum), or a function of a list of parameters that returns a torch
+            optimiser: `lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9)`. Its learning rates are its own, in place of
+            `lr`, and fall as the schedule says.
+        weight_decay: L2 penalty of "adam" and "sgd".
+        on_epoch: called after every epoch (by the first of several processes) with its line of metrics.
+        class_names: names of the classes 0 … C−1, which config.json keeps and `jocor-fast audit` shows.
         method_options: further options of the method, by their names in `METHODS[method].options`.
 
     Returns:
-        Run: networks (in evaluation mode), metrics (a dict an epoch), summary.
+        Run: networks (in evaluation mode), metrics (a dict an epoch), summary, history, settings.
 
     Raises:
         TypeError, ValueError: an argument is wrong, or a Dataset cannot give a sample.
@@ -135,11 +149,15 @@ def train(
         seed=seed,
         device=str(device) if isinstance(device, torch.device) else device,
         precision=precision,
+        optimizer=optimizer,
+        weight_decay=weight_decay,
         class_weights=class_weights,
         label_smoothing=label_smoothing,
         selection_per_class=selection_per_class,
         method_options=method_options,
     )
+    if on_epoch is not None and not callable(on_epoch):
+        raise ArgumentTypeError("on_epoch", f"must be a function of a dict, got {type(on_epoch).__name__}")
     unfinished = unfinished_ramp(settings)
     if unfinished is not None:
         warnings.warn(unfinished, stacklevel=2)
@@ -161,6 +179,9 @@ def train(
     if clean_labels is not None:
         given["clean_labels"] = clean_labels
     labels, table = _class_numbers(given, networks, first["train_data"])
+    if class_names is not None:
+        table = _names(class_names, table, _outputs(networks, first["train_data"]))
+    told = [_Logged()] if on_epoch is None else [_Logged(), _Told(on_epoch)]
     for name, tensor in labels.items():
         samples = len(inputs.get(name, inputs["train_data"]))
         if len(tensor) != samples:
@@ -177,7 +198,7 @@ def train(
                 folder=output, resume=resume, config={} if table is None else {"label_table": list(table)}
             ),
             processes=processes,
-            observers=[_Logged()] if processes.first else [],
+            observers=told if processes.first else [],
         )
 
 
@@ -187,6 +208,64 @@ class _Logged(Observer):
             from jocor_fast.report.screen import epoch_line  # whose import takes longer than the first steps
 
             _LOGGER.info("%s%s", "first stage: " * event.first_stage, epoch_line(event.metrics, event.epochs))
+
+
+class _Told(Observer):
+    def __init__(self, tell: Callable[[dict[str, Any]], object]) -> None:
+        self.tell = tell
+
+    def on_epoch(self, event: EpochEvent) -> None:
+        if not event.first_stage:
+            self.tell(event.metrics)
+
+
+def load_run(
+    folder: str | os.PathLike[str], *, networks: NetworkSource | None = None, device: str | torch.device = "cpu"
+) -> Run:
+    """Return the run in a folder as it was after its last checkpoint; nothing in its files is executed.
+
+    >>> import tempfile
+    >>> import torch
+    >>> import jocor_fast as jf
+    >>> data, folder = (torch.randn(64, 4), torch.arange(64) % 2), tempfile.mkdtemp()
+    >>> run = jf.train(lambda: torch.nn.Linear(4, 2), data, forget_rate=0.2, ramp_epochs=1, epochs=2, output=folder)
+    >>> again = jf.load_run(folder, networks=lambda: torch.nn.Linear(4, 2))
+    >>> torch.equal(again.networks[0].weight, run.networks[0].weight.cpu()), again.metrics == run.metrics
+    (True, True)
+
+    Args:
+        folder: of `jocor-fast train`, or of `train(…, output=folder)`.
+        networks: for a run of `train`, which does not know how its networks are built: modules like them (which get the
+            weights of the run), or a function that builds one.
+        device: of the networks.
+
+    Returns:
+        Run: as `train` returns it; `audit` takes it.
+
+    Raises:
+        jocor_fast.errors.RunError: the folder holds no run or no whole checkpoint, or its networks cannot be built.
+    """
+    path = user_path(folder)
+    settings = read_config(path)["settings"]
+    checkpoint = read_whole_checkpoint(path)
+    states, described = checkpoint["training"]["networks"], checkpoint.get("input")
+    with torch.random.fork_rng(devices=[]):
+        modules = networks_of(path, described, states, resolve_device(device_name(device)), networks)
+    return Run(modules, read_metrics(path), read_summary(path), history_in(path, checkpoint), settings)
+
+
+def _names(class_names: Sequence[str], table: tuple[str, ...] | None, outputs: int) -> tuple[str, ...]:
+    """The names of the classes, checked; `table` holds the labels where these were numbered."""
+    if isinstance(class_names, str) or not all(isinstance(name, str) for name in class_names):
+        raise ArgumentTypeError("class_names", "must be a sequence of str")
+    if table is not None:
+        raise ArgumentValueError(
+            "class_names", "must be left out where the labels are no class numbers, as they name it"
+        )
+    if outputs and len(class_names) != outputs:
+        wanted = f"a name for each of the networks' {outputs} outputs"
+        raise ArgumentValueError("class_names", f"must hold {wanted}, got {len(class_names)}")
+    return tuple(class_names)
 
 
 def _inputs(name: str, pair: Any, num_workers: int, seed: int) -> Tensor | DatasetInputs:

@@ -29,6 +29,7 @@ from engine_cases import (
     small_tanh,
     without_timings,
 )
+from jocor_fast.errors import RunError
 
 QUICK: dict[str, Any] = {"forget_rate": 0.4, "epochs": 3, "ramp_epochs": 2, "batch_size": 16, "device": "cpu"}
 
@@ -480,3 +481,87 @@ def test_images_train_with_batchnorm_and_dropout() -> None:
     run = jf.train(small_cnn, (data.inputs, data.labels), **QUICK)
     assert run.summary["status"] == "finished"
     assert not any(network.training for network in run.networks)
+
+
+def momentum(parameters: list[Tensor]) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+
+
+def test_a_run_reads_back_from_its_folder(tmp_path: Path) -> None:
+    """With an optimiser of one's own, interrupted and resumed: what it keeps is in the checkpoint."""
+    inputs, labels, clean = arrays()
+    seen: list[dict[str, Any]] = []
+
+    def note(line: dict[str, Any]) -> None:
+        seen.append(line)
+        if len(seen) == 2:
+            raise KeyboardInterrupt
+
+    own: dict[str, Any] = {**QUICK, "optimizer": momentum, "class_names": list("abcd"), "clean_labels": clean}
+    whole = jf.train(small_mlp, (inputs, labels), **own)
+    with pytest.raises(KeyboardInterrupt):
+        jf.train(small_mlp, (inputs, labels), output=tmp_path / "run", on_epoch=note, **own)
+    run = jf.train(small_mlp, (inputs, labels), output=tmp_path / "run", on_epoch=note, resume=True, **own)
+    assert seen == run.metrics
+    assert same_bits(parameters(run.networks), parameters(whole.networks))
+    again = jf.load_run(tmp_path / "run", networks=small_mlp)
+    assert same_bits(parameters(again.networks), parameters(run.networks))
+    assert (again.metrics, again.summary, again.settings) == (run.metrics, run.summary, run.settings)
+    assert again.settings["optimizer"] == "function momentum"
+    np.testing.assert_array_equal(jf.audit(again).score, jf.audit(run).score)
+    assert not any(network.training for network in again.networks)
+    assert json.loads((tmp_path / "run" / "config.json").read_text())["label_table"] == list("abcd")
+
+
+def test_an_optimiser_of_ones_own_takes_its_rates_from_the_schedule() -> None:
+    """Its own rate, 0.1, falls in the proportion in which `lr` would."""
+    inputs, labels, _ = arrays()
+    built: list[torch.optim.Optimizer] = []
+
+    def build(parameters: list[Tensor]) -> torch.optim.Optimizer:
+        built.append(momentum(parameters))
+        return built[0]
+
+    rates: list[float] = []
+    run = jf.train(
+        small_mlp,
+        (inputs, labels),
+        **QUICK,
+        lr=0.01,
+        optimizer=build,
+        on_epoch=lambda line: rates.append(built[0].param_groups[0]["lr"]),
+    )
+    assert rates == pytest.approx([10 * line["lr"] for line in run.metrics])
+    assert rates[0] == pytest.approx(0.1)
+    assert rates[-1] < rates[0]
+    assert [tuple(p.shape) for p in built[0].param_groups[0]["params"]] == [  # of the modules, not of a flat block
+        tuple(p.shape) for network in run.networks for p in network.parameters()
+    ]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error", "sentence"),
+    [
+        ({"optimizer": "lion"}, ValueError, "optimizer must be one of adam, sgd, got 'lion'"),
+        ({"optimizer": lambda parameters: None}, TypeError, "optimizer must be a function that returns a torch.optim"),
+        ({"optimizer": momentum, "weight_decay": 0.1}, ValueError, "weight_decay must be left out with a function"),
+        ({"on_epoch": 3}, TypeError, "on_epoch must be a function"),
+        ({"class_names": "abcd"}, TypeError, "class_names must be a sequence of str"),
+        ({"class_names": ["a"]}, ValueError, "class_names must hold a name for each of the networks' 4 outputs, got 1"),
+    ],
+)
+def test_what_the_further_arguments_must_be(wrong: dict[str, Any], error: type[Exception], sentence: str) -> None:
+    inputs, labels, _ = arrays()
+    with pytest.raises(error, match=f"^{sentence}"):
+        jf.train(small_mlp, (inputs, labels), **QUICK, **wrong)
+
+
+def test_a_run_of_networks_that_only_their_owner_can_build_says_so(tmp_path: Path) -> None:
+    inputs, labels, _ = arrays()
+    jf.train(small_mlp, (inputs, labels), output=tmp_path / "run", **QUICK)
+    with pytest.raises(RunError, match="does not say which networks it is of"):
+        jf.load_run(tmp_path / "run")
+    with pytest.raises(RunError, match=r"the networks of .* cannot be built"):
+        jf.load_run(tmp_path / "run", networks=small_cnn)
+    with pytest.raises(RunError, match="is not the folder of a run"):
+        jf.load_run(tmp_path)

@@ -6,7 +6,8 @@ how images become them, and what the classes are called.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from jocor_fast.data.images.image_file import BadImage, decode_by_pillow, read_b
 from jocor_fast.data.images.pillow_decoder import PillowDecoder
 from jocor_fast.data.images.preprocessing import CENTRE, Preprocessing
 from jocor_fast.data.memory.npz import as_inputs
+from jocor_fast.engine.networks import NetworkSource, build_networks
 from jocor_fast.errors import DataError, RunError
 from jocor_fast.files.names import CHECKPOINT
 from jocor_fast.models.networks import build_model
@@ -38,6 +40,54 @@ def describe_input(dataset: Dataset, model: str | None) -> dict[str, Any]:
     size, normalisation = files.preprocessing.resize, files.preprocessing.normalisation
     resize = size if isinstance(size, int) else list(size)
     return described | {"kind": "files", "resize": resize, "normalisation": normalisation}
+
+
+def networks_of(
+    checkpoint: Path,
+    described: Mapping[str, Any] | None,
+    states: Sequence[Mapping[str, Any]],
+    device: torch.device,
+    source: NetworkSource | None = None,
+) -> tuple[nn.Module, ...]:
+    """Return the networks of a checkpoint with their weights, on a device, in evaluation mode.
+
+    Args:
+        checkpoint: where it lies, for messages.
+        described: what it holds under "input".
+        states: the weights of each network.
+        device: of the networks.
+        source: the networks, or what builds one; None: the checkpoint says which they are.
+
+    Raises:
+        RunError: it does not say, or they cannot be built, or are others.
+    """
+    if source is None and described is None:
+        raise RunError(
+            f"{checkpoint} does not say which networks it is of: it is from before predict, or of networks that "
+            "were handed to jocor_fast.train",
+            "CHECKPOINT",
+        )
+    with _building(checkpoint):
+        if source is not None:
+            networks = build_networks(source, len(states), "of the run", device)
+        else:
+            assert described is not None
+            shape, count = tuple(described["shape"]), len(described["classes"])
+            networks = tuple(build_model(described["model"], shape, count) for _ in states)
+        for network, state in zip(networks, states, strict=True):
+            network.load_state_dict(state)
+            network.to(device).eval()
+        return networks
+
+
+@contextlib.contextmanager
+def _building(checkpoint: Path) -> Iterator[None]:
+    """Make a RunError of whatever is raised: there is no torchvision here, or what it says of itself is not true."""
+    try:
+        yield
+    except Exception as error:
+        kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
+        raise RunError(f"the networks of {checkpoint} cannot be built: {kind}{error}", "CHECKPOINT") from error
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,27 +120,16 @@ class Predictor:
                 networks that only their owner can build), or they cannot be built.
         """
         described, states = read_weights(checkpoint / CHECKPOINT if checkpoint.is_dir() else checkpoint)
-        if described is None:
-            raise RunError(
-                f"{checkpoint} does not say which networks it is of: it is from before predict, or of networks that "
-                "were handed to jocor_fast.train",
-                "CHECKPOINT",
-            )
-        try:
+        networks = networks_of(checkpoint, described, states, device)
+        assert described is not None  # else there would be no networks
+        with _building(checkpoint):
             shape, classes = tuple(described["shape"]), tuple(described["classes"])
-            networks = tuple(build_model(described["model"], shape, len(classes)) for _ in states)
-            for network, state in zip(networks, states, strict=True):
-                network.load_state_dict(state)
-                network.to(device).eval()
             decoder, scale = None, described.get("scale", 1.0)
             if described["kind"] == "files":
                 resize = described["resize"] if isinstance(described["resize"], int) else tuple(described["resize"])
                 how = Preprocessing(resize, crop=shape[-1], normalisation=described["normalisation"])
                 decoder = PillowDecoder(how, device)
             return Predictor(networks, classes, shape, described["kind"], scale, decoder, device)
-        except Exception as error:  # there is no torchvision here, or what it says of itself is not true
-            kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
-            raise RunError(f"the networks of {checkpoint} cannot be built: {kind}{error}", "CHECKPOINT") from error
 
     def image(self, path: Path) -> Tensor:
         """An image file as an input, float32: decoded, turned by its EXIF orientation, prepared as in training.

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 from torch.optim.adam import adam
 
-from jocor_fast.engine.settings import TrainSettings
+from jocor_fast.engine.settings import OptimizerSource, TrainSettings
+from jocor_fast.errors import ArgumentTypeError
 
 ADAM_BETA2 = 0.999
 ADAM_EPSILON = 1e-8
@@ -34,7 +35,7 @@ class Optimizer:
         """Update; where `skip`, a 0-d float32 tensor on their device, is not 0, leave everything as it is."""
         raise NotImplementedError
 
-    def state_dict(self) -> dict[str, list[Tensor]]:
+    def state_dict(self) -> dict[str, Any]:
         """Return what is kept of each parameter, not copied."""
         return {}
 
@@ -83,7 +84,7 @@ class FusedAdam(Optimizer):
             maximize=False,
         )
 
-    def state_dict(self) -> dict[str, list[Tensor]]:
+    def state_dict(self) -> dict[str, Any]:
         return {"moments": self.moments, "squares": self.squares, "steps": self.steps}
 
 
@@ -112,7 +113,37 @@ class PlainSGD(Optimizer):
         )
 
 
+class GivenOptimizer(Optimizer):
+    """A torch optimiser that a function of the user's builds; its learning rates fall in step with the schedule's."""
+
+    def __init__(self, build: OptimizerSource, parameters: Sequence[Tensor], *, lr: float) -> None:
+        """`lr` is the schedule's full rate, at which the optimiser has the rates that it was built with."""
+        super().__init__(parameters)
+        given: Any = build(self.parameters)
+        if not isinstance(given, torch.optim.Optimizer):
+            kind = type(given).__name__
+            raise ArgumentTypeError("optimizer", f"must be a function that returns a torch.optim.Optimizer, got {kind}")
+        self._given = given
+        self._full_rates = [group["lr"] / lr for group in self._given.param_groups]
+
+    def step(self, *, lr: float | Tensor, beta1: float, skip: Tensor | None = None) -> None:
+        """Update; the host reads `skip`, and `beta1` is the settings' Adam's."""
+        if skip is not None and skip.item():
+            return
+        for group, rate in zip(self._given.param_groups, self._full_rates, strict=True):
+            group["lr"] = rate * float(lr)
+        self._given.step()
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._given.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._given.load_state_dict(state)
+
+
 def build_optimizer(settings: TrainSettings, parameters: Sequence[Tensor]) -> Optimizer:
-    """Return the optimiser that `settings.optimizer` names."""
+    """Return the optimiser that `settings.optimizer` names or builds."""
+    if callable(settings.optimizer):
+        return GivenOptimizer(settings.optimizer, parameters, lr=settings.lr)
     optimizer = PlainSGD if settings.optimizer == "sgd" else FusedAdam
     return optimizer(parameters, weight_decay=settings.weight_decay)

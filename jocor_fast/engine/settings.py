@@ -17,6 +17,8 @@ from jocor_fast.methods import GROUP, METHODS
 from jocor_fast.option import Option, option, options_of
 from jocor_fast.schedules import LR_PLANS, RECIPES, default_decay_start, has_decay_start, trained_epochs
 
+OptimizerSource = Callable[[list[torch.Tensor]], torch.optim.Optimizer]
+
 BALANCED = "balanced"  # class weights
 OPTIMIZERS = ("adam", "sgd")
 AUGMENTATIONS = ("none", "crop-flip")
@@ -114,6 +116,7 @@ class TrainSettings:
 
     Attributes:
         forget_rate: τ, float in [0, 1): the share of a batch that is left out once the ramp is over.
+        optimizer: one of `OPTIMIZERS`, or a function that builds a torch optimiser of the parameters (files name it).
         method_options: further options of the method, by name; one that is not given has its default.
         class_weights: how much the samples of each class count in a loss: C numbers; "balanced": inverse to their
             numbers, N / (C · n); None: all alike.
@@ -157,7 +160,9 @@ class TrainSettings:
         "schedule of the learning rate: linear decay to 0 after --decay-start, or the paper's steps for Clothing1M",
         choices=LR_PLANS,
     )
-    optimizer: str = option("adam", TRAINING, "NAME", "optimiser of both networks", choices=OPTIMIZERS)
+    optimizer: str | OptimizerSource = option(  # noqa: RUF009 - its default is a str
+        "adam", TRAINING, "NAME", "optimiser of both networks", choices=OPTIMIZERS
+    )
     weight_decay: float = option(0.0, TRAINING, "W", "L2 penalty on the weights", check=_finite)
     class_weights: str | tuple[float, ...] | None = None
     label_smoothing: float = option(
@@ -202,6 +207,8 @@ class TrainSettings:
             self._set("decay_start", default_decay_start(epochs, recipe=self.recipe))
         for name, declared in options_of(type(self)).items():
             value = getattr(self, name)
+            if name == "optimizer" and callable(value):
+                continue
             if declared.kind == "choice":
                 arguments.check_choice(name, value, declared.choices)
             elif declared.check is not None:
@@ -210,6 +217,10 @@ class TrainSettings:
         for name, value in (("class_weights", self.class_weights), ("label_smoothing", self.label_smoothing or None)):
             if value is not None and not METHODS[self.method].takes_terms:
                 raise ArgumentValueError(name, f"must be left out: the loss of method {self.method!r} has none")
+        if callable(self.optimizer) and self.weight_decay:
+            raise ArgumentValueError(
+                "weight_decay", "must be left out with a function for optimizer, which sets its own"
+            )
         trained_epochs(self.epochs, self.recipe)  # refuses one epoch of recipe "published"
         self._set_method_options()
 
@@ -223,6 +234,8 @@ class TrainSettings:
     def as_dict(self) -> dict[str, str | int | float]:
         """Return {name: value} as config.json and the checkpoints hold it."""
         values = asdict(self)
+        if callable(self.optimizer):
+            values["optimizer"] = f"function {getattr(self.optimizer, '__qualname__', type(self.optimizer).__name__)}"
         others: dict[str, int | float] = values.pop("method_options")
         return values | others
 

@@ -64,10 +64,12 @@ class TrainingState:
         self.history = SampleHistory(self.labels, len(self.networks), ranked=self.step.per_class)
         self.log: EpochLog | None = None  # of the epoch under way
         self._kept_log: EpochLog | None = None  # of the epoch before, whose tensors serve the next
-        # On a GPU the rates lie on the device however the steps are launched: all of them round alike.
-        self.rates = DeviceRates(device) if device.type == "cuda" else None
+        # On a GPU the rates lie on the device however the steps are launched: all of them round alike. A user's
+        # optimiser takes them from the host.
+        rates_on_device = device.type == "cuda" and not callable(settings.optimizer)
+        self.rates = DeviceRates(device) if rates_on_device else None
         self.captured: CapturedSteps | None = None
-        alone_on_gpu = device.type == "cuda" and processes.count == 1
+        alone_on_gpu = rates_on_device and processes.count == 1
         if alone_on_gpu and not settings.no_graph and isinstance(self.source, ResidentInputs):
             self.captured = CapturedSteps(self.step, self.source, self.labels, self.history)
 

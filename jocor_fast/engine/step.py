@@ -41,7 +41,8 @@ class TrainingStep:
         self.processes = processes
         self.selects_over_all = settings.selection_scope == "global" and processes.count > 1
         self.method = METHODS[settings.method].of(settings.as_dict())
-        paired = settings.precision == "float32" and not settings.compile and PairedMLP.fits(networks, source.first())
+        plain = settings.precision == "float32" and not settings.compile and not callable(settings.optimizer)
+        paired = plain and PairedMLP.fits(networks, source.first())
         layout = {
             "channels_last": _gains_by_channels_last(networks, source, device),
             "compiled": settings.compile,

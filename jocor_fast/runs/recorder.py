@@ -40,12 +40,14 @@ class Run:
             `Recording.stop_after`. No epoch need have been trained where it is "diverged": the first stage of
             F-correction may have.
         history: what the steps saw of each training sample; `jocor_fast.audit` finds the wrong labels by it.
+        settings: {name: value}, "settings" of config.json.
     """
 
     networks: tuple[nn.Module, ...]
     metrics: list[Metrics]
     summary: dict[str, Any]
     history: SampleStatistics
+    settings: dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -309,7 +311,8 @@ class Recorder(Observer):
         return f"resume continues from the last checkpoint in {folder}"
 
     def _run(self, summary: dict[str, Any]) -> Run:
-        return Run(self.state.networks, self.metrics, summary, self.state.history.statistics())
+        history = self.state.history.statistics()
+        return Run(self.state.networks, self.metrics, summary, history, plain(self._config["settings"]))
 
     def _summary(self, status: str, fault: Fault | None = None) -> dict[str, Any]:
         state = self.state
