@@ -271,8 +271,8 @@ def _cross_entropies(
     """Return CE1 and CE2 [B], each half the joint loss of a network with itself, and which rows are eligible."""
     check_logits(logits1, logits2)
     masked = _masked(logits1, logits2) if label_smoothing else None
-    (losses1, eligible), (losses2, _) = (  # with a view, for torch.compile does not take one tensor as two arguments
-        _joint_loss(logits, logits.view_as(logits), target, 0.0, ignore_index, class_weights, label_smoothing, masked)
+    (losses1, eligible), (losses2, _) = (
+        _joint_loss(logits, logits, target, 0.0, ignore_index, class_weights, label_smoothing, masked)
         for logits in (logits1, logits2)
     )
     return losses1 / 2, losses2 / 2, eligible
@@ -347,7 +347,8 @@ def _joint_loss(
         shares = torch.zeros(logits1.shape, dtype=real, device=logits1.device)
         shares.scatter_(1, _column_of_labels(target, valid), 1.0)
         shares = _weighted(_smoothed(shares, label_smoothing, masked), class_weights)
-    losses: Tensor = _JointLoss.apply(logits1, logits2, target, valid, co_lambda, shares)
+    other = logits2.view_as(logits2) if logits2 is logits1 else logits2  # torch.compile takes no argument twice
+    losses: Tensor = _JointLoss.apply(logits1, other, target, valid, co_lambda, shares)
     # Where the host is not to wait for the device, an invalid label is a loss that is never selected.
     return torch.where(eligible & ~valid, torch.nan, losses), eligible
 
@@ -375,7 +376,8 @@ def _soft_loss(
             "target", f"must hold rows of probabilities that sum to 1, got {target[row].tolist()} in row {row}"
         )
     shares = _weighted(_smoothed(shares / sums, label_smoothing, masked), class_weights)
-    losses: Tensor = _JointLoss.apply(logits1, logits2, target, valid, co_lambda, shares)
+    other = logits2.view_as(logits2) if logits2 is logits1 else logits2  # torch.compile takes no argument twice
+    losses: Tensor = _JointLoss.apply(logits1, other, target, valid, co_lambda, shares)
     return torch.where(valid, losses, torch.nan), torch.ones_like(valid)
 
 
