@@ -68,7 +68,7 @@ def test_a_second_process_ends_in_one_sentence_until_the_first_is_gone_however_i
     for resume in ([], ["--resume"]):
         assert main(["train", "--epochs", "1", "--device", "cpu", "--output", str(run), *resume]) == 1
         assert capsys.readouterr().err == (
-            f"jocor-fast: error: --output: another run (process {holder} on {os.uname().nodename}) trains into "
+            f"jocor-fast: error: --output: another run (process {holder} on {os.uname().nodename}) writes into "
             f"{run}; wait until it ends, or stop it, or give another folder\n"
         )
     assert files(run) == before
@@ -81,7 +81,7 @@ def test_a_second_process_ends_in_one_sentence_until_the_first_is_gone_however_i
 
 def test_two_runs_of_one_process_are_kept_apart_too(tmp_path: Path) -> None:
     first = RunFolder(tmp_path)
-    with pytest.raises(RunError, match=rf"another run \(process {os.getpid()} on .*trains into {tmp_path};"):
+    with pytest.raises(RunError, match=rf"another run \(process {os.getpid()} on .*writes into {tmp_path};"):
         train(tmp_path)
     first.release()
     train(tmp_path)

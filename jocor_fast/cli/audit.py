@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,12 +15,11 @@ from rich.console import Console
 from jocor_fast.cli import audit_features, audit_outputs
 from jocor_fast.cli.audit_outputs import Outputs
 from jocor_fast.cli.flags import declare_alone
+from jocor_fast.config.options import OPTIONS
 from jocor_fast.config.stored_run import read_config, task_of_run
 from jocor_fast.config.task import Task
 from jocor_fast.data.arrays import user_path
-from jocor_fast.data.images.source import ImageFiles
-from jocor_fast.data.images.thumbnails import data_uri, image_file_uri, is_image
-from jocor_fast.diagnosis.audit_files import AuditFiles
+from jocor_fast.diagnosis.audit_files import AuditFiles, pictures_of
 from jocor_fast.diagnosis.corrected_folder import other_images
 from jocor_fast.diagnosis.doubts import HeldOut, caveat, doubts
 from jocor_fast.diagnosis.wrong_labels import Audit, audit_history
@@ -49,13 +48,20 @@ note reports a high test error.
 
 With --features, --labels and --output, no run is needed: the samples are
 embeddings from any encoder. Small networks, each trained on two thirds of
-them, judge the rest."""
+them, judge the rest.
+
+With --dataset and --pretrained, the embeddings are computed first, and kept in
+features.npz for the next call:
+    jocor-fast audit --dataset folder:photos --model resnet18 \\
+        --pretrained resnet18.pt"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("runs", metavar="RUN", nargs="*", help="folder of a run")
     audit_outputs.add_arguments(parser)
-    parser.add_argument("--output", metavar="DIR", help="folder for the files (default: RUN/audit)")
+    parser.add_argument(
+        "--output", metavar="DIR", help="folder for the files (default: RUN/audit; with --dataset runs/audit-NAME)"
+    )
     declare_alone(parser, "data_root")
     audit_features.add_arguments(parser)
 
@@ -63,6 +69,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace, console: Console) -> int:
     """Write the files and say what was found; 0, or a ConfigError, DataError or RunError."""
     outputs = Outputs.of(arguments)
+    network = [name for name in audit_features.OF_NETWORK if name in arguments]
+    if "dataset" in network:
+        return audit_features.run_by_network(arguments, outputs, console)
+    if network:
+        raise ConfigError(f"{OPTIONS[network[0]].flag} goes with --dataset")
     if arguments.features is not None or arguments.labels is not None:
         return audit_features.run(arguments, outputs, console)
     for name in audit_features.OPTIONAL:
@@ -142,7 +153,7 @@ class AuditedRun:
 
     def files(self) -> AuditFiles:
         """Return what writes the files."""
-        files = self._files()
+        files = None if self.task is None else self.task.dataset.files
         return AuditFiles(
             self.title,
             self.found,
@@ -153,22 +164,8 @@ class AuditedRun:
             paths=None if files is None else files.paths,
             folder=Path() if files is None else files.folder,
             others=() if self.task is None else other_images(self.task.dataset),
-            picture=self._picture(),
+            picture=None if self.task is None else pictures_of(self.task.dataset),
         )
-
-    def _files(self) -> ImageFiles | None:
-        """The files that the samples lie in, if they lie in files."""
-        return None if self.task is None else self.task.dataset.files
-
-    def _picture(self) -> Callable[[int], str | None] | None:
-        """Return how to show a sample; None where samples are no images."""
-        files = self._files()
-        if files is not None:
-            return lambda number: image_file_uri(files.folder / files.paths[number])
-        if self.task is None or not is_image(self.task.dataset.input_shape):
-            return None
-        samples = self.task.dataset.train
-        return lambda number: data_uri(samples.arrays()[0][number], samples.input_scale)
 
 
 def _say(console: Console, audited: AuditedRun, note: str | None, files: Mapping[str, str]) -> None:

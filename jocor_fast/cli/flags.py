@@ -22,10 +22,16 @@ def declare(parser: argparse.ArgumentParser, options: Iterable[Option]) -> None:
     for option in options:
         if option.group not in groups:
             groups[option.group] = parser.add_argument_group(option.group)
-        _add(groups[option.group], option, argparse.SUPPRESS)
+        declare_within(groups[option.group], (option,))
     list(groups.values())[-1].add_argument(
         "--config", metavar="FILE.toml", help="read options from a file; flags override it"
     )
+
+
+def declare_within(group: argparse._ActionsContainer, options: Iterable[Option]) -> None:
+    """Declare options as flags of one group; what is not given is no attribute of the result."""
+    for option in options:
+        _add(group, option, argparse.SUPPRESS)
 
 
 def declare_alone(parser: argparse._ActionsContainer, name: str) -> None:

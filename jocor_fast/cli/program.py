@@ -26,7 +26,18 @@ from rich.console import Console
 
 from jocor_fast import __version__
 from jocor_fast._command import answer_interrupts
-from jocor_fast.cli import audit, estimate_noise, info, plot, predict, prepare, reproduce, search_lambda, train
+from jocor_fast.cli import (
+    audit,
+    estimate_noise,
+    features,
+    info,
+    plot,
+    predict,
+    prepare,
+    reproduce,
+    search_lambda,
+    train,
+)
 from jocor_fast.config.resolve import closest_option
 from jocor_fast.data.images.image_file import warning_of_pillow
 from jocor_fast.engine.processes import is_main_process, launched_together
@@ -40,6 +51,7 @@ COMMANDS: dict[str, ModuleType] = {
     "reproduce": reproduce,
     "search-lambda": search_lambda,
     "estimate-noise": estimate_noise,
+    "features": features,
     "audit": audit,
     "predict": predict,
     "prepare": prepare,

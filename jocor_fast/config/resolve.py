@@ -288,10 +288,6 @@ def _decide_training(config: Config, values: dict[str, Any]) -> None:
 
 def default_run_name(config: Config) -> str:
     """The folder of a run that was given none: what tells runs apart, as "digits-jocor-symmetric-0.5-seed0"."""
-    dataset = config.dataset
-    if split_name(dataset)[1]:
-        path = Path(os.path.abspath(user_path(split_name(dataset)[1])))  # which may be the current folder
-        dataset = path.name if path.is_dir() else path.stem  # folders may have dots in their names
     if config.labels is not None:
         noise = Path(config.labels).name.replace(":", "-")
     elif config.noise_matrix is not None:
@@ -300,4 +296,13 @@ def default_run_name(config: Config) -> str:
         noise = "as-labelled"
     else:
         noise = config.noise + (f"-{number_in_name(config.noise_rate)}" if config.noise_rate else "")
-    return f"{dataset}-{config.training.method}-{noise}-seed{config.training.seed}"
+    return f"{name_of_data(config.dataset)}-{config.training.method}-{noise}-seed{config.training.seed}"
+
+
+def name_of_data(dataset: str) -> str:
+    """Return the name of a data set as names of folders have it: "photos" for "folder:my/photos"."""
+    path_in_name = split_name(dataset)[1]
+    if not path_in_name:
+        return dataset
+    path = Path(os.path.abspath(user_path(path_in_name)))  # which may be the current folder
+    return path.name if path.is_dir() else path.stem  # folders may have dots in their names

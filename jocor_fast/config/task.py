@@ -79,14 +79,9 @@ def build_task(config: Config, announce: Callable[[str], None] | None = None) ->
         ConfigError: an option has a wrong value, or does not go with this data set.
         DataError: a file is missing or broken.
     """
-    root = Path(config.data_root) if config.data_root is not None else None
-    with config.naming("dataset", "data_root"):
-        dataset = load_dataset(config.dataset, root, announce=announce)
-    if dataset.files is not None:
-        dataset = _as_read(config, dataset, dataset.files)
-    model = config.model or config.entry.model
-    if config.model is None:
-        config.decide("model", model)
+    dataset = load_data(config, announce)
+    model = config.model
+    assert model is not None
     labels = _noisy_labels(config, dataset)
     held_out, kept = _split(config, dataset)
     clean = labels.clean[kept] if labels.clean is not None else None
@@ -111,6 +106,22 @@ def build_task(config: Config, announce: Callable[[str], None] | None = None) ->
         true_labels=labels.clean,
         train_ids=kept,
     )
+
+
+def load_data(config: Config, announce: Callable[[str], None] | None = None) -> Dataset:
+    """Load the data set, image files as a run reads them; `model` and `loader` are decided in `config`.
+
+    Raises:
+        ConfigError, DataError: as for `build_task`.
+    """
+    root = Path(config.data_root) if config.data_root is not None else None
+    with config.naming("dataset", "data_root"):
+        dataset = load_dataset(config.dataset, root, announce=announce)
+    if dataset.files is not None:
+        dataset = _as_read(config, dataset, dataset.files)
+    if config.model is None:
+        config.decide("model", config.entry.model)
+    return dataset
 
 
 def _as_read(config: Config, dataset: Dataset, files: ImageFiles) -> Dataset:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import re
+import struct
 import warnings
+import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
@@ -18,6 +21,7 @@ from jocor_fast.errors import ArgumentValueError, DataError
 
 ARRAY_FORMS = "FILE.npy, FILE.npz:KEY or FILE.pt:KEY"
 _STAND_INS: list[Any] = [(stand_in, name) for name, stand_in in STAND_INS.items()]  # torch's order of the two
+_CHECKED_AT_ONCE = 1 << 20  # bytes
 _KEYS_NAMED = 20  # in a message; a network's state_dict() has hundreds
 
 
@@ -72,7 +76,7 @@ def read_array(spec: str, argument: str, forms: str = ARRAY_FORMS, *, mapped: bo
     if suffix == ".npy":
         return read_npy(path, mapped=mapped)
     if suffix == ".npz":
-        return read_npz(path, lambda keys: [key])[0]
+        return read_npz(path, lambda keys: [key], mapped=mapped)[0]
     if suffix == ".pt":
         return read_pt(path, key)
     raise ArgumentValueError(argument, f"must be given as {forms}, got {spec!r}")
@@ -101,9 +105,7 @@ def _object_array(file: IO[bytes], where: str, name: str) -> np.ndarray | None:
     `name` is what the user calls the array. Such a file is a pickle, of which no code is run.
     """
     try:
-        version = np.lib.format.read_magic(file)
-        header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-        holds_objects = header(file)[2].hasobject
+        holds_objects = _npy_header(file)[2].hasobject
     except ValueError:  # of another format
         holds_objects = False
     if not holds_objects:
@@ -118,8 +120,22 @@ def _object_array(file: IO[bytes], where: str, name: str) -> np.ndarray | None:
         ) from None
 
 
-def read_npz(path: str | os.PathLike[str], choose: Callable[[Sequence[str]], Sequence[str | None]]) -> list[np.ndarray]:
+def _npy_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    """Return the shape of an array, whether it is stored by columns, and its dtype; ValueError for another format."""
+    version = np.lib.format.read_magic(file)
+    header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    return header(file)
+
+
+def read_npz(
+    path: str | os.PathLike[str],
+    choose: Callable[[Sequence[str]], Sequence[str | None]],
+    *,
+    mapped: bool = False,
+) -> list[np.ndarray]:
     """Return the arrays of an .npz file that `choose` picks from their names; others are not read.
+
+    If `mapped`, they are mapped into memory as in `read_npy`, unless the archive is compressed.
 
     Raises:
         DataError: it is no .npz archive, None is picked or what is not in it, or as for `read_npy`.
@@ -133,10 +149,26 @@ def read_npz(path: str | os.PathLike[str], choose: Callable[[Sequence[str]], Seq
         arrays = []
         for chosen in choose(archive.files):
             key = _named(name, "array", chosen, archive.files)
-            with archive.zip.open(archive.zip.namelist()[archive.files.index(key)]) as member:
-                objects = _object_array(member, f"{name}: {key}", key)
-            arrays.append(archive[key] if objects is None else objects)
+            entry = archive.zip.infolist()[archive.files.index(key)]
+            with archive.zip.open(entry) as member:
+                array = _object_array(member, f"{name}: {key}", key)
+                if array is None and mapped and entry.compress_type == zipfile.ZIP_STORED:
+                    while member.read(_CHECKED_AT_ONCE):  # to its end, where a wrong checksum is found
+                        pass
+                    array = _mapped(file, entry.header_offset)
+            arrays.append(archive[key] if array is None else array)
         return arrays
+
+
+def _mapped(file: IO[bytes], start: int) -> np.ndarray | None:
+    """Return an array of an archive from the place of its entry, mapped into memory; None for one without numbers."""
+    file.seek(start)
+    lengths = struct.unpack("<26x2H", file.read(30))  # of the entry's name and of its extra field
+    file.seek(sum(lengths), os.SEEK_CUR)
+    shape, by_columns, dtype = _npy_header(file)
+    if not math.prod(shape):
+        return None
+    return np.memmap(file.name, dtype, "r", file.tell(), shape, "F" if by_columns else "C")
 
 
 def read_saved(path: str | os.PathLike[str], kind: str) -> Any:

@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from jocor_fast.data.images.thumbnails import file_uri
+from jocor_fast.data.dataset import Dataset
+from jocor_fast.data.images.thumbnails import data_uri, file_uri, image_file_uri, is_image
 from jocor_fast.diagnosis.audit_page import audit_page
 from jocor_fast.diagnosis.corrected_folder import DROPPED, CorrectedFolder
 from jocor_fast.diagnosis.export import EXPORTS, Sample
@@ -23,6 +24,16 @@ from jocor_fast.report.tables import csv_text
 LIST, PAGE, CORRECTED, MATRIX = "suspicious.csv", "audit.html", "corrected.csv", "noise-matrix.npy"
 MOST_IMAGES = 1000  # samples on the page
 _EXPORTED = {name: write for files in EXPORTS.values() for name, write in files.values()}
+
+
+def pictures_of(dataset: Dataset) -> Callable[[int], str | None] | None:
+    """Return how to show a training sample, as `audit_page` takes it; None where samples are no images."""
+    files, samples = dataset.files, dataset.train
+    if files is not None:
+        return lambda number: image_file_uri(files.folder / files.paths[number])
+    if not is_image(dataset.input_shape):
+        return None
+    return lambda number: data_uri(samples.arrays()[0][number], samples.input_scale)
 
 
 @dataclass(frozen=True, eq=False)

@@ -137,6 +137,8 @@ def audit_rows(
     on_epoch: Callable[[int, int], None] | None = None,
 ) -> Audit:
     """`audit_features` of what has been checked; classes that no row has cost nothing."""
+    if (given == given[0]).all():
+        raise ArgumentValueError("labels", "must be of two classes at least, got one")
     present, dense = np.unique(given, return_inverse=True)
     with own_modes(device):
         heads = predict_held_out(
@@ -287,6 +289,4 @@ def _given_labels(labels: Any, count: int, num_classes: int | None) -> tuple[np.
         (given,), classes = number_classes(labels)
     if len(given) != count:
         raise ArgumentValueError("labels", f"must be as many as the rows of features, {count}, got {len(given)}")
-    if (given == given[0]).all():
-        raise ArgumentValueError("labels", "must be of two classes at least, got one")
     return given, classes

@@ -76,7 +76,8 @@ class Rows:
         for rows in np.array_split(sample, math.ceil(len(sample) / CHUNK_ROWS)):
             part = self.take(rows)
             covariance.addmm_(part.T, part, alpha=1 / len(sample))
-        spread, directions = torch.linalg.eigh(covariance)
+        # In float32 it may not converge where there are fewer rows than columns.
+        spread, directions = (part.float() for part in torch.linalg.eigh(covariance.double()))
         directions = directions[:, -MOST_COLUMNS:] * torch.sqrt(MOST_COLUMNS / spread[-MOST_COLUMNS:].sum())
         reduced = torch.empty(len(self), MOST_COLUMNS, device=self.device)
         for piece, inputs in self.chunks():

@@ -111,9 +111,38 @@ def build_model(
     num_classes = at_least("num_classes", num_classes, 1)
     network = _drawn(name, shape, num_classes)
     if weights is not None:
-        inner = network[1] if isinstance(network, nn.Sequential) and isinstance(network[0], GrayToRGB) else network
-        load_weights(inner, weights)
+        load_weights(_without_gray(network), weights)
     return network
+
+
+def build_encoder(name: str, input_shape: Sequence[int], weights: Weights) -> nn.Module:
+    """Build a network without its last layer, with weights that a file holds.
+
+    Args:
+        name, input_shape: as for `build_model`.
+        weights: of all layers but the last, which is not looked for.
+
+    Returns:
+        A module in evaluation mode, from [B, *input_shape] to what the last layer takes, [B, D].
+
+    Raises:
+        ValueError: as for `build_model`; the network does not end in a linear layer; the weights are another network's.
+    """
+    network = _drawn(name, tuple(input_shape), 2)
+    place, last = list(network.named_modules())[-1]
+    if not isinstance(last, nn.Linear):
+        problem = (
+            f"must end in a linear layer, of whose inputs features are made, got {name!r} with {type(last).__name__}"
+        )
+        raise ArgumentValueError("model", problem)
+    network.set_submodule(place, nn.Identity())
+    load_weights(_without_gray(network), weights, whole=True)
+    return network.eval()
+
+
+def _without_gray(network: nn.Module) -> nn.Module:
+    """Return the network that torchvision built, within what `_torchvision_classifier` returns."""
+    return network[1] if isinstance(network, nn.Sequential) and isinstance(network[0], GrayToRGB) else network
 
 
 def _drawn(name: str, shape: tuple[int, ...], num_classes: int) -> nn.Module:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ DEFAULT = "default"
 # The keys under which training scripts keep a network's weights; our own files nest the first and the last.
 _WRAPPERS = ("training", "state_dict", "model", "networks")
 _PARALLEL = "module."  # DataParallel's prefix of every name
+_DENSENET = re.compile(r"(denselayer\d+\.(?:norm|conv))\.(\d\.)")  # norm.1 in torchvision's files, norm1 in its code
 ACCEPTED = (
     "accepted are files that torch.save wrote of a network's state_dict(), or of a dict with one as state_dict or "
     "model, and a run's checkpoint.pt or best.pt"
@@ -67,7 +69,7 @@ def _weights_in(path: Path) -> Mapping[str, Tensor]:
         content = content[0]
     if not isinstance(content, dict) or not content or not all(map(_is_weight, content.values())):
         raise DataError(f"{path} holds no weights by name, as a network's state_dict() does")
-    return {str(name).removeprefix(_PARALLEL): value for name, value in content.items()}
+    return {_DENSENET.sub(r"\1\2", str(name).removeprefix(_PARALLEL)): value for name, value in content.items()}
 
 
 def _is_weight(value: Any) -> bool:
@@ -76,22 +78,35 @@ def _is_weight(value: Any) -> bool:
     return plain and not (value.is_complex() or value.is_quantized)
 
 
-def load_weights(network: nn.Module, weights: Weights) -> None:
+def load_weights(network: nn.Module, weights: Weights, *, whole: bool = False) -> None:
     """Copy the weights into a network; a layer of another shape (the last, for other classes) keeps its random weights.
+
+    Args:
+        whole: whether every layer must have the right shape.
 
     Raises:
         ValueError: weights of the network are missing, or none is of the right shape.
     """
-    state, given = network.state_dict(), weights.by_name
+    given = weights.by_name
+    # BatchNorm's counters of batches are of no use here, and older files lack them.
+    state = {name: value for name, value in network.state_dict().items() if name in given or not _is_counter(name)}
     wanted = f"must hold the weights of {weights.model}, got {weights.source}"
     missing = [name for name in state if name not in given]
     if missing:
         raise ArgumentValueError("pretrained", f"{wanted}, which has no {missing[0]}")
-    other_shape = {name.rpartition(".")[0] for name, value in state.items() if given[name].shape != value.shape}
+    differing = [name for name, value in state.items() if given[name].shape != value.shape]
+    if differing and whole:
+        shapes = f"{list(given[differing[0]].shape)}, not {list(state[differing[0]].shape)}"
+        raise ArgumentValueError("pretrained", f"{wanted}, whose {differing[0]} is of shape {shapes}")
+    other_shape = {name.rpartition(".")[0] for name in differing}
     fitting = {name: given[name] for name in state if name.rpartition(".")[0] not in other_shape}
     if not fitting:
         raise ArgumentValueError("pretrained", f"{wanted}, which has no layer of the right shape")
     network.load_state_dict(fitting, strict=False)
+
+
+def _is_counter(name: str) -> bool:
+    return name.endswith(".num_batches_tracked")
 
 
 def _torchvision_weights(model: str) -> Mapping[str, Tensor]:

@@ -1,4 +1,4 @@
-"""The lock of a run's folder: one process at a time trains into it."""
+"""The lock of a run's folder: one process at a time writes into it."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class FolderLock:
                     self._locked = os.stat(self._path)
         except Timeout:
             raise RunError(
-                f"another run{self._named_owner()} trains into {self._folder}; wait until it ends, or stop it, "
+                f"another run{self._named_owner()} writes into {self._folder}; wait until it ends, or stop it, "
                 "or give another folder",
                 "output",
             ) from None
