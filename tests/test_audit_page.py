@@ -102,7 +102,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chromium]:
 
 def require_browser() -> None:
     if find_browser() is None:
-        assert not (os.environ.get("CI") and os.geteuid() == 0), "CI installs a browser where it is root"
+        assert os.environ.get("JOCOR_FAST_BROWSER") != "required", "a browser was installed, and is not found"
         pytest.skip(f"needs a browser: none of {', '.join(BROWSERS)} is installed")
 
 
