@@ -301,7 +301,7 @@ def test_rates_are_written_into_the_same_tensors_for_every_epoch() -> None:
         plan = plan_epoch(chosen, epoch, 100)
         loaded = rates.load(plan)
         assert isinstance(loaded.lr, Tensor)
-        kept, forget_rate, _ = loaded.keep
+        kept, forget_rate, *_ = loaded.keep
         assert isinstance(kept, Tensor)
         assert isinstance(forget_rate, Tensor)
         assert (loaded.lr.item(), loaded.beta1, kept.item()) == (plan.lr, plan.beta1, plan.num_keep)
