@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import jocor_fast as jf
+from jocor_fast.diagnosis import feature_audit
 from jocor_fast.diagnosis.feature_audit import calibrated
 from jocor_fast.diagnosis.feature_heads import FOLDS, MOST_COLUMNS, Rows
 
@@ -242,3 +243,10 @@ def test_output_holds_the_files_of_the_command(tmp_path: Path):
     report = json.loads((tmp_path / "audit" / "audit.json").read_text())
     assert (report["flagged"], report["classes"]) == (int(found.wrong.sum()), list("abcd"))
     assert {"audit.html", "corrected.csv", "noise-matrix.png"} <= {path.name for path in (tmp_path / "audit").iterdir()}
+
+
+def test_little_speaks_against_the_label_of_a_rare_class_where_no_pair_was_seen() -> None:
+    given = np.repeat([0, 1], [990, 10])
+    belief = np.tile(np.float32([0.9, 0.1]), (1000, 1))
+    half, rare = (feature_audit._log_odds(belief, labels, np.eye(2))[-1] for labels in (np.arange(1000) % 2, given))
+    assert rare == pytest.approx(half + np.log(0.02 / 0.5), abs=0.05)

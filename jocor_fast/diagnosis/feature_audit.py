@@ -47,6 +47,7 @@ LEAST_ROWS = 10
 SUREST = 0.1  # the part of the rows taken for a class whose labels make its row of T,
 LEAST_SUREST = 30  # and how many there are at least
 LEAST_TRANSITION = 0.05  # added to T: without it, a pair of classes that was not seen would clear a label of all doubt
+RARE = 0.5  # of the average number of labels: below it less is added, or a rare class would lose most of its labels
 STEEPNESS = 2.0  # h: of 0.7 to 2, that of the best F1 on most of the drawn sets
 SHARED_ERRORS = 0.05
 LEAST_BELIEF, LARGEST_SHIFT = 1e-4, 40.0  # keep logarithms and exponentials finite
@@ -243,7 +244,9 @@ class _Share:
 
 def _log_odds(belief: np.ndarray, given: np.ndarray, transition: np.ndarray) -> np.ndarray:
     """Return s, float64 [N]."""
-    bounded = transition + LEAST_TRANSITION
+    classes = len(transition)
+    frequency = np.bincount(given, minlength=classes) * classes / len(given)
+    bounded = transition + LEAST_TRANSITION * np.minimum(1.0, frequency / RARE)
     odds = np.empty(len(given))
     for piece in _pieces(len(given)):
         labels, rows = given[piece], np.arange(len(given[piece]))
