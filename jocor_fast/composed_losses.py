@@ -283,8 +283,9 @@ def select_per_group(
     """Return the mask of `keep` rows, of which each group has its share; see `jocor_fast.select_small_loss`.
 
     Of n rows the group of m has the share m·k/n. It keeps as many whole rows, those with the smallest losses, and its
-    next one if its remainder is among the largest. Where a precedence is given, it is taken off the remainder: a group
-    that has one row in a batch then keeps it as often as its share says, by what is known of the row.
+    next one if its remainder is among the largest. Where a precedence is given, it is taken off the remainder, and the
+    largest group takes what the others leave: a group that has one row in a batch then keeps it as often as its share
+    says, by what is known of the row.
 
     Args:
         losses: [B].
@@ -309,7 +310,7 @@ def select_per_group(
     next_one = (taking_part > 0) & (rank == whole) & (rest > 0)
     remainder = rest.double() / count.clamp(min=1)
     if precedence is not None:
-        remainder = remainder - precedence[order]
+        remainder = torch.where(number == sizes.argmax(), 0.0, remainder - precedence[order])
     # Back in the order of the losses, which decide between equal remainders.
     key = torch.full_like(remainder, torch.inf)
     key[order] = torch.where(next_one, -remainder, torch.inf)

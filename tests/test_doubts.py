@@ -35,17 +35,24 @@ def an_audit(*, agreement: float = 0.8, seen: int = 30, suggested: np.ndarray | 
     )
 
 
-def test_classes_that_training_has_left_out_are_named() -> None:
+@pytest.mark.parametrize("few", [True, False], ids=["rare class", "large class"])
+def test_rare_classes_that_training_has_left_out_are_named(few: bool) -> None:
+    given = GIVEN.copy()
+    if few:
+        given[np.flatnonzero(GIVEN == 3)[SAMPLES // CLASSES // 4 :]] = 0
+    left_out = given == 3
     found = an_audit()
-    rare = GIVEN == 3
     unknown = replace(
         found,
-        selected=np.where(rare, 9, found.selected),
-        prediction=np.where(rare, 4, found.prediction),
-        suggested=np.where(rare, 3, found.suggested),
+        given=given,
+        selected=np.where(left_out, 9, found.selected),
+        prediction=np.tile(np.where(left_out, 4, given), (2, 1)),
+        suggested=given,
     )
-    (sentence,) = doubts(unknown, None, NAMES)
-    assert sentence.startswith("has hardly trained on what is labelled class 3, and does not judge these labels")
+    sentence = "has hardly trained on what is labelled class 3, and does not judge these labels"
+    assert [said for said in doubts(unknown, None, NAMES) if said.startswith("has hardly")] == [
+        f"{sentence}: a run with a selection per class does"
+    ] * few
 
 
 def measured(accuracy: float, name: str = "test") -> HeldOut:

@@ -136,15 +136,17 @@ def audit_history(history: SampleStatistics, num_classes: int | None = None) -> 
 def classes_left_out(found: SampleStatistics | Audit, given: np.ndarray) -> np.ndarray:
     """Return the classes that a run has hardly trained on, and does not know.
 
-    These are selected less than half as often as the average sample, and the networks agree with less than half of
-    their labels. (Methods that train on what networks disagree about select well-known classes rarely, too.)
+    These have less than half the average number of samples, are selected less than half as often as the average
+    sample, and the networks agree with less than half of their labels. (Methods that train on what networks disagree
+    about select well-known classes rarely, too; and a large class of which most labels are wrong is to be found.)
     """
     agreement = (found.prediction == given).mean(0)
     samples, chosen, met, agreed = (
         np.bincount(given, weights=counts) for counts in (found.seen > 0, found.selected, found.seen, agreement)
     )
     rarely = chosen * met.sum() < LEAST_TRAINED * chosen.sum() * met
-    return np.flatnonzero(rarely & (agreed < LEAST_TRAINED * samples))
+    few = samples < LEAST_TRAINED * samples.mean()
+    return np.flatnonzero(few & rarely & (agreed < LEAST_TRAINED * samples))
 
 
 def _shares(true: np.ndarray, labelled: np.ndarray, classes: int) -> np.ndarray:
