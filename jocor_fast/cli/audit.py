@@ -41,10 +41,10 @@ noise-matrix.png and audit.html, a page that needs no server: keep or change the
 labels of the most suspicious samples, or drop samples, and export the labels.
 --reviewed takes them back; --write-folder and --export pass them on.
 
-Networks miss wrong labels that they memorised, and take samples that they
-cannot learn for wrong. Unseen samples reveal both: with test data or held-out
-data (--val-fraction), a warning reports accuracy no better than chance, and a
-note reports a high test error.
+Networks miss wrong labels that they have memorised, and suspect right labels
+of samples that they cannot learn. Unseen samples reveal both: with test data or
+held-out data (--val-fraction), a warning reports accuracy no better than
+chance, and a note reports a high test error.
 
 With --features, --labels and --output, no run is needed: the samples are
 embeddings from any encoder. Small networks, each trained on two thirds of

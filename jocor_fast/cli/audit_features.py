@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--forget-rate", metavar="R", help="share of wrong labels, where it is known")
     for name in ("seed", "device"):
         declare_alone(group, name)
-    group = parser.add_argument_group("a data set and a pretrained network, in place of RUN: as for features")
+    group = parser.add_argument_group("a data set and a pretrained network, in place of RUN (see features --help)")
     declare_within(group, features.options(*OF_NETWORK))
 
 

@@ -30,7 +30,8 @@ matrix. Where a part with true labels is held out (--val-fraction with
 --val-labels clean), its wrong labels are counted. Otherwise two networks are
 trained briefly, each on half of the data, and predict the other half; their
 error rate is measured on a validation set with true labels, if there is one.
-Without it, networks that cannot learn the classes overestimate, with a warning.
+Without one, networks that cannot learn the classes overestimate the share, and
+a warning says so.
 train --forget-rate auto does the same before it trains."""
 
 MATRIX = "transition.npy"

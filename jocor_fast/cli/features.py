@@ -30,13 +30,13 @@ USAGE = "--dataset NAME --pretrained FILE [OPTIONS]"
 HOW_TO_GO_ON = "use --resume to continue"
 DESCRIPTION = """\
 Evaluate a network on the training samples of a data set, and write the inputs
-of its last layer: features that audit finds wrong labels in. The archive also
+of its last layer: features in which audit finds wrong labels. The archive also
 holds labels, class names and the paths of images:
     jocor-fast features --dataset folder:photos --model resnet18 \\
         --pretrained resnet18.pt --output photos.npz
     jocor-fast audit --features photos.npz:features --output audited
 Images are preprocessed as test images are in training. Files that cannot be
-read are left out and listed."""
+read are listed, and their rows are NaN, which audit leaves out."""
 
 OWN = {
     "dataset": replace(OPTIONS["dataset"], default=None, why=""),

@@ -23,7 +23,7 @@ USAGE = "[OPTIONS]"
 HOW_TO_GO_ON = "run it again"
 DESCRIPTION = """\
 Print what is installed: the build of the kernels, devices, image decoders, data
-sets and their folders, versions. Paste it into bug reports."""
+sets with their folders, and versions. Paste the output into bug reports."""
 
 # Distributions: those that the package needs, then those that it can make use of.
 NEEDED = ("numpy", "matplotlib", "rich", "scikit-learn", "scipy", "shtab")

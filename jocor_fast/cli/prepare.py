@@ -21,9 +21,9 @@ USAGE = "--dataset NAME --output DIR [OPTIONS]"
 HOW_TO_GO_ON = "run the same command again to continue"
 DESCRIPTION = """\
 Write a copy of a data set of image files with every image resized to what
-training needs. The names and lists stay the same, `train` reads the copy like
-the original, and loads it several times faster. Existing files are kept: run
-the same command again to continue after a stop.
+training needs. The names and lists stay the same: `train` reads the copy like
+the original, but faster. Existing files are kept: run the same command again to
+continue after a stop.
     jocor-fast prepare --dataset clothing1m --output small/clothing1m
     jocor-fast train --dataset clothing1m --data-root small"""
 
