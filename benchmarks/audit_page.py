@@ -4,7 +4,7 @@
 
 writes audit-page.md and audit-page.json into benchmarks/results/audit-page. The pictures are JPEGs of 96×96 pixels with
 the detail of photographs. Times run until the browser has drawn what follows from a click. Decisions on every fiftieth
-sample are compared with what is there after a reload, and every label on the screen with the export.
+sample are compared with those after a reload, and every label on the screen with the export.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from jocor_fast import reference
 from jocor_fast._extension import DEVICES, compiled, why_plain
 from jocor_fast.arguments import check_tensor
 
-_OUTSIDE = 4  # frames from a warning here to the caller of a public function
+_OUTSIDE = 5  # frames from a warning here to the caller of a public function
 
 
 def operator(name: str) -> Callable[..., Any]:
@@ -33,14 +33,14 @@ def operator(name: str) -> Callable[..., Any]:
         RuntimeError: a transform of torch.func wants a derivative; whatever else the operator says.
     """
     if compiled is None:
-        return partial(_call, None, None, _PLAIN[name])
+        return partial(_plainly, _PLAIN[name])
     return partial(_call, getattr(torch.ops.jocor_fast, name).default, getattr(compiled.operators, name), _PLAIN[name])
 
 
 def _call(traced: Any, eager: Any, plain: Callable[..., Any], rows: Any, *others: Any) -> Any:
-    if not isinstance(rows, Tensor) or rows.device.type not in DEVICES:
-        if isinstance(rows, Tensor) and not is_compiling():
-            _warn_once(why_plain(rows.device.type))
+    # is_cpu first: to ask for device.type takes 0.6 µs of the 12 of 128×10 logits.
+    if not isinstance(rows, Tensor) or not (rows.is_cpu or rows.device.type in DEVICES):
+        _warn(rows)
         return plain(rows, *others)
     if is_compiling():
         return traced(rows, *others)
@@ -55,6 +55,16 @@ def _call(traced: Any, eager: Any, plain: Callable[..., Any], rows: Any, *others
                 "torch.autograd.grad are accepted"
             ) from None
         raise
+
+
+def _plainly(plain: Callable[..., Any], rows: Any, *others: Any) -> Any:
+    _warn(rows)
+    return plain(rows, *others)
+
+
+def _warn(rows: Any) -> None:
+    if isinstance(rows, Tensor) and not is_compiling():
+        _warn_once(why_plain(rows.device.type))
 
 
 @functools.cache

@@ -21,6 +21,7 @@ from torch.compiler import is_compiling
 from jocor_fast import arguments
 from jocor_fast._operators import operator
 from jocor_fast.errors import ArgumentValueError
+from jocor_fast.reference import kept_on_device
 
 _joint_loss = operator("joint_loss")
 _jocor_loss = operator("jocor_loss")
@@ -81,7 +82,7 @@ def jocor(
     """Return the fields of a JoCoROutput; see `jocor_fast.jocor_loss`."""
     goal = _Target.of(logits1, logits2, target, ignore_index, terms)
     rows = goal.joint(logits1, logits2, co_lambda)
-    keep = _rows_to_keep(goal.num_eligible(), forget_rate, num_keep, floor=False)
+    keep = _rows_to_keep(goal.num_eligible(), forget_rate, num_keep)
     selected = _select(rows.ranked, keep, goal.eligible, terms)
     loss = _mean(selected, rows.trained, goal.weight)
     return loss, rows.ranked, selected, selected.sum(), (~rows.ranked.isfinite()).sum()
@@ -97,7 +98,7 @@ def coteaching(
     num_keep: int | Tensor | None = None,
     disagreement: bool = False,
     ignore_index: int | None = None,
-    floor: bool = False,
+    rounding: str = "ceil",
 ) -> tuple[Tensor, ...]:
     """Return the fields of a CoTeachingOutput; see `jocor_fast.coteaching_loss`."""
     goal = _Target.of(logits1, logits2, target, ignore_index, terms)
@@ -112,7 +113,7 @@ def coteaching(
         eligible = torch.where(some, differing, everything)
         num_nonfinite = torch.where(some, lost + (differing & ~finite).sum(), num_nonfinite)
         count = torch.where(some, differing.sum() + lost, count)
-    keep = _rows_to_keep(count, forget_rate, num_keep, floor=floor)
+    keep = _rows_to_keep(count, forget_rate, num_keep, rounding)
     finite = finite if eligible is None else finite & eligible
     selected1, selected2 = (_select(rows.ranked, keep, finite, terms) for rows in (rows1, rows2))
     loss = _mean(selected2, rows1.trained, goal.weight) + _mean(selected1, rows2.trained, goal.weight)
@@ -259,15 +260,13 @@ def _distributions(target: Tensor, logits: Tensor, real: torch.dtype) -> tuple[T
 
 
 def _rows_to_keep(
-    eligible: Tensor, forget_rate: float | Tensor | None, num_keep: int | Tensor | None, *, floor: bool
+    eligible: Tensor, forget_rate: float | Tensor | None, num_keep: int | Tensor | None, rounding: str = "ceil"
 ) -> int | Tensor:
-    """Return k, of so many eligible rows (0-d int64) by the rule of `jocor_fast.num_keep`."""
-    if forget_rate is None:
-        assert num_keep is not None  # exactly one of the two is given
-        return num_keep
-    exact, slack = (1.0 - forget_rate) * eligible.double(), 1e-9 * eligible.double()
-    keep = (exact + slack).floor() if floor else (exact - slack).ceil()
-    return keep.long().clamp(min=1)
+    """Return k, of so many eligible rows (0-d int64)."""
+    if forget_rate is not None:
+        return kept_on_device(eligible, forget_rate, rounding)
+    assert num_keep is not None  # exactly one of the two is given
+    return num_keep
 
 
 def _select(losses: Tensor, keep: int | Tensor, eligible: Tensor | None, terms: Terms) -> Tensor:

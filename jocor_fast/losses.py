@@ -252,7 +252,7 @@ def coteaching_loss(
             num_keep=num_keep,
             disagreement=arguments.check_switch("disagreement", disagreement),
             ignore_index=arguments.check_ignore_index(ignore_index),
-            floor=arguments.check_rounding(rounding) == "floor",
+            rounding=arguments.check_rounding(rounding),
         )
         return CoTeachingOutput(*result)
     result = _coteaching_loss(

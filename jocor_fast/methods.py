@@ -221,8 +221,8 @@ class CoTeachingPlus(CoTeaching):
             return super().loss(logits, labels, keep)
         rounding = keep_rounding(self.recipe)
         if keep.terms is not None:
-            rate, floor = keep.forget_rate, rounding == "floor"
-            return _exchanged(_coteaching(logits, labels, keep.terms, forget_rate=rate, disagreement=True, floor=floor))
+            how = {"forget_rate": keep.forget_rate, "disagreement": True, "rounding": rounding}
+            return _exchanged(_coteaching(logits, labels, keep.terms, **how))
         out = coteaching_loss(
             logits[0], logits[1], labels, forget_rate=keep.forget_rate, disagreement=True, rounding=rounding
         )

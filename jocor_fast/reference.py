@@ -225,10 +225,15 @@ def _kept(rows: int | Tensor, forget_rate: float | Tensor, rounding: str) -> int
     """Return `_num_keep` of numbers that may lie on a device: read by the host, except where torch.compile traces."""
     if not is_compiling() or (isinstance(rows, int) and not isinstance(forget_rate, Tensor)):
         return _num_keep(int(rows), float(forget_rate), rounding)
-    count = torch.as_tensor(rows).double()
-    exact, slack = (1.0 - forget_rate) * count, 1e-9 * count
+    count = torch.as_tensor(rows)
+    return torch.minimum(kept_on_device(count, forget_rate, rounding), count)
+
+
+def kept_on_device(rows: Tensor, forget_rate: float | Tensor, rounding: str) -> Tensor:
+    """Return `num_keep` of a 0-d int64 tensor, as one, for which the host does not wait; 1 of no rows."""
+    exact, slack = (1.0 - forget_rate) * rows.double(), 1e-9 * rows.double()
     keep = (exact - slack).ceil() if rounding == "ceil" else (exact + slack).floor()
-    return torch.minimum(keep.clamp(min=1), count).long()
+    return keep.long().clamp(min=1)
 
 
 def _mean_over(selected: Tensor, losses: Tensor, weights: Tensor | None = None) -> Tensor:

@@ -244,7 +244,7 @@ def test_a_data_set_is_one_entry(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "again" / "summary.json").read_text())["status"] == "finished"
 
 
-# What authors of a method and of an experiment write, each below what is there. A run is a process of its own.
+# What authors of a method and of an experiment write, each below the package's own. A run is a process of its own.
 METHOD = '''
 
 @register("toy")
