@@ -135,10 +135,7 @@ def check_ignore_index(ignore_index: int | None) -> int | None:
 
 def check_label_smoothing(label_smoothing: float) -> float:
     """Return ε, the part of a target that is spread over the classes: a float in [0, 1]."""
-    value = as_real("label_smoothing", label_smoothing)
-    if not 0 <= value <= 1:
-        raise ArgumentValueError("label_smoothing", f"must lie in [0, 1], got {label_smoothing!r}")
-    return value
+    return in_unit_interval("label_smoothing", label_smoothing)
 
 
 def check_class_weights(class_weights: Tensor) -> None:
@@ -297,6 +294,30 @@ def as_real(name: str, value: Any) -> float:
     except OverflowError:  # of an int or a fraction
         number: Any = value
         return math.inf if number > 0 else -math.inf
+
+
+def in_unit_interval(name: str, value: Any) -> float:
+    """Return the number as a float in [0, 1]."""
+    number = as_real(name, value)
+    if not 0 <= number <= 1:  # NaN fails the comparison
+        raise ArgumentValueError(name, f"must lie in [0, 1], got {value!r}")
+    return number
+
+
+def not_negative(name: str, value: Any) -> float:
+    """Return the number as a finite float of at least 0."""
+    number = as_real(name, value)
+    if not 0 <= number < math.inf:
+        raise ArgumentValueError(name, f"must be finite and at least 0, got {number}")
+    return number
+
+
+def above_zero(name: str, value: Any) -> float:
+    """Return the number as a finite float above 0."""
+    number = as_real(name, value)
+    if not 0 < number < math.inf:
+        raise ArgumentValueError(name, f"must be finite and above 0, got {number}")
+    return number
 
 
 def as_integer(name: str, value: Any) -> int:

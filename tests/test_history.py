@@ -69,7 +69,12 @@ def test_the_table_says_what_a_plain_loop_over_the_steps_says(networks: int, cho
             outcome = an_outcome(8, networks, choices, seed=2 * epoch + step)
             history.record(samples, labels[samples], [outcome])
             plain.record(samples, outcome)
-    plain.check(SampleStatistics.of(history.state_dict()))
+    statistics = SampleStatistics.of(history.state_dict())
+    plain.check(statistics)
+    on_device = (history.losses(), history.probabilities(), history.predictions())  # what methods read
+    of_host = (statistics.loss, statistics.probability, statistics.prediction)
+    for one, other in zip(on_device, of_host, strict=True):
+        np.testing.assert_allclose(one.numpy(), other, rtol=1e-6)
 
 
 def test_several_steps_at_once_are_recorded_as_one_after_the_other() -> None:

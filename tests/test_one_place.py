@@ -14,11 +14,14 @@ from PIL import Image
 from torch import Tensor, nn
 
 import jocor_fast as jf
+from checkpoint_cases import Killed, killed_at
 from children import python
+from engine_cases import blobs, fit, parameters, same_bits, settings, small_tanh
 from jocor_fast.arguments import as_real
 from jocor_fast.cli import main
 from jocor_fast.engine.metrics import METRICS, Epoch, Metric
-from jocor_fast.methods import GROUP, METHODS, Keep, Method, StepLoss, register
+from jocor_fast.errors import RunError
+from jocor_fast.methods import GROUP, METHODS, History, Keep, Method, StepLoss, register
 from jocor_fast.option import option
 from jocor_fast.schedules import LR_PLANS
 
@@ -90,6 +93,77 @@ def test_a_method_is_one_class(toy_method: str, tmp_path: Path, capsys: pytest.C
     assert "--factor must be a number, got 'x'" in capsys.readouterr().err
     assert main([*RUN, "--method=toys", f"--output={tmp_path / 'other'}"]) == 2
     assert "jocor, toy, got 'toys'" in capsys.readouterr().err
+
+
+@pytest.fixture
+def method_with_state() -> Iterator[str]:
+    @register("toy")
+    class Toy(Method):
+        """Cross-entropy at a temperature that is learnt; samples of large losses so far weigh less, later ones more."""
+
+        title = "Toy"
+        num_networks = 1
+        selects = False
+        epochs: int
+
+        def start(self, labels: Tensor, classes: int) -> None:
+            self.state = {
+                "weight": torch.ones(len(labels), device=labels.device),
+                "seen": torch.zeros_like(labels),
+                "scale": torch.ones((), device=labels.device, requires_grad=True),
+            }
+
+        def phase(self, epoch: int) -> bool:
+            return 2 * epoch > self.epochs
+
+        def begin_epoch(self, keep: Keep, history: History) -> None:
+            losses, given = history.losses().nan_to_num(), history.probabilities()[0].nan_to_num()
+            wrong = history.predictions()[0] != history.labels
+            self.state["weight"].copy_((2 if self.phase(keep.epoch) else 1) / (1 + losses + given + wrong))
+
+        def loss(self, logits: tuple[Tensor, ...], labels: Tensor, keep: Keep) -> StepLoss:
+            assert keep.samples is not None
+            self.state["seen"].index_add_(0, keep.samples, torch.ones_like(labels))
+            rows = nn.functional.cross_entropy(self.state["scale"] * logits[0], labels, reduction="none")
+            rows = rows * self.state["weight"].index_select(0, keep.samples)
+            everything = torch.ones_like(labels, dtype=torch.bool)
+            return StepLoss(rows.mean(), (everything,), (~everything).sum(), rows.detach())
+
+        def summary(self) -> dict[str, Any]:
+            return {"scale": self.state["scale"].item()}
+
+    yield "toy"
+    del METHODS["toy"]
+
+
+def test_a_method_has_a_state_that_is_trained_and_resumed_to_the_same_bits(
+    method_with_state: str, tmp_path: Path
+) -> None:
+    chosen, data = settings(method=method_with_state, epochs=4), blobs(70)
+    whole = fit(chosen, small_tanh, data, output=tmp_path / "whole")
+    output = tmp_path / "killed"
+    with pytest.raises(Killed):
+        fit(chosen, small_tanh, data, output=output, checkpoint_every=3, on_step=killed_at(3, 4))
+    assert torch.load(output / "checkpoint.pt", weights_only=True)["training"]["log"]["step"] == 3
+    resumed = fit(chosen, small_tanh, data, output=output, resume=True)
+    assert same_bits(parameters(resumed.networks), parameters(whole.networks))
+    runs = [torch.load(tmp_path / run / "checkpoint.pt", weights_only=True) for run in ("whole", "killed")]
+    kept, again = (run["training"]["method"] for run in runs)
+    assert list(kept) == ["weight", "seen", "scale"]
+    assert same_bits(list(kept.values()), list(again.values()))
+    assert kept["scale"] != 1
+    assert resumed.summary["scale"] == kept["scale"].item()
+    assert kept["seen"].tolist() == resumed.history.seen.tolist()
+    assert len(kept["weight"].unique()) > 60
+
+
+def test_a_checkpoint_from_before_a_method_had_its_state_is_refused(method_with_state: str, tmp_path: Path) -> None:
+    fit(settings(method=method_with_state, epochs=2), small_tanh, blobs(70), output=tmp_path)
+    checkpoint = torch.load(tmp_path / "checkpoint.pt", weights_only=True)
+    del checkpoint["training"]["method"]
+    torch.save(checkpoint, tmp_path / "checkpoint.pt")
+    with pytest.raises(RunError, match="its checkpoint is older than scale, seen, weight of method toy"):
+        fit(settings(method=method_with_state, epochs=2), small_tanh, blobs(70), output=tmp_path, resume=True)
 
 
 @pytest.mark.parametrize(
@@ -263,7 +337,7 @@ EXPERIMENTS = {
 
 def test_a_method_and_an_experiment_are_reproduced(tmp_path: Path) -> None:
     package = Path(shutil.copytree(Path(jf.__file__).parent, tmp_path / "jocor_fast"))
-    for module, text in (("methods.py", METHOD), ("paper/experiments.py", EXPERIMENT)):
+    for module, text in (("methods/__init__.py", METHOD), ("paper/experiments.py", EXPERIMENT)):
         (package / module).write_text((package / module).read_text() + text)
     commands = (
         ["reproduce", "toys", "--methods=toy", "--device=cpu", "--output=toys"],

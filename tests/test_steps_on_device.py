@@ -62,13 +62,14 @@ class MadeOfNumbers(TorchFunctionMode):
 def operators_on_the_host(build: Callable[[], nn.Module], *, scaled: bool = False, **changes: Any) -> list[str]:
     """Of two steps, as they are recorded together."""
     chosen = settings(**changes)
-    method = METHODS[chosen.method]
+    method = METHODS[chosen.method].of(chosen.as_dict())
     networks = tuple(build().to(META) for _ in range(method.num_networks))
     shape = (3, 8, 8) if build is small_cnn else (6,)
     source = ResidentInputs(torch.zeros(SAMPLES, *shape, dtype=torch.uint8), 1 / 255, META)
     labels = torch.zeros(SAMPLES, dtype=torch.int64, device=META)
     generator: Any = None  # there is none for this device
-    step = TrainingStep(chosen, networks, source, META, generator)
+    method.start(labels, CLASSES)
+    step = TrainingStep(chosen, method, networks, source, META, generator)
     step.method.prepare(lambda method, estimate: torch.eye(CLASSES, device=META))
     if scaled:
         step.loss_scale = LossScale(META)

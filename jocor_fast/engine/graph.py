@@ -112,7 +112,7 @@ class CapturedSteps:
         size = len(rows) // count
         stored, labels = source.gather(rows), self.labels.index_select(0, rows)
         outcomes = [
-            batch(part, given, self._rates, self.history.ranks_of(samples))
+            batch(part, given, self._rates, self.history.ranks_of(samples), samples)
             for part, given, samples in zip(stored.split(size), labels.split(size), rows.split(size), strict=True)
         ]
         log.record_at(places, outcomes)

@@ -73,6 +73,7 @@ class SampleHistory:
     def __init__(self, labels: Tensor, num_networks: int, *, ranked: bool = False) -> None:
         """Begin, for int64 labels [N] on the run's device; `ranked`: `rank` is to be called before each epoch."""
         self.labels = labels
+        self.num_networks = num_networks
         self.ranks = torch.zeros(len(labels), device=labels.device) if ranked else None
         means = 1 + num_networks
         self.table = torch.zeros(len(labels), _FIRST_MEAN + means + num_networks, device=labels.device)
@@ -137,19 +138,28 @@ class SampleHistory:
         rows = self.table.index_select(0, samples).mul_(self._keep).addcmul_(new.t(), self._add)
         self.table.index_copy_(0, samples, rows)
 
-    @torch.no_grad()
-    def share(self, samples: Tensor, processes: Processes) -> None:
-        """Give all processes the rows of what each has trained on since the epoch began, int64 [M] in each.
+    def losses(self) -> Tensor:
+        """Return [N], the moving means of the losses, on the device; NaN for a sample never seen."""
+        return self._means(_FIRST_MEAN)
 
-        A sample is in one process's share of an epoch (one that takes the place of bad files may be in several: the
-        mean of its rows is kept).
-        """
+    def probabilities(self) -> Tensor:
+        """Return [K, N], the moving means of each network's probability of the given label; NaN likewise."""
+        return torch.stack([self._means(_FIRST_MEAN + 1 + network) for network in range(self.num_networks)])
+
+    def predictions(self) -> Tensor:
+        """Return int64 [K, N], what each network predicted last; −1 for a sample never seen."""
         self.record_noted()
-        trained = torch.zeros(len(self.table), 1, device=self.table.device)
-        trained[samples] = 1.0
-        rows = processes.total(torch.cat([self.table * trained, trained], 1))
-        count = rows[:, -1:]
-        self.table.copy_(torch.where(count > 0, rows[:, :-1] / count.clamp(min=1.0), self.table))
+        return torch.where(self.table[:, 0] > 0, self.table[:, -self.num_networks :].t(), -1.0).long()
+
+    def _means(self, column: int) -> Tensor:
+        self.record_noted()
+        seen, weight = self.table[:, 0] > 0, self.table[:, _FIRST_MEAN - 1]
+        return torch.where(seen, self.table[:, column] / weight, torch.nan)
+
+    def share(self, samples: Tensor, processes: Processes) -> None:
+        """Give all processes the rows of what each has trained on since the epoch began, int64 [M] in each."""
+        self.record_noted()
+        share_rows(self.table, samples, processes)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the table, not copied, and the labels that its probabilities are of."""
@@ -166,3 +176,19 @@ class SampleHistory:
         self.table.copy_(state["table"])
         if self.ranks is not None:
             self.ranks.copy_(state["ranks"])
+
+
+@torch.no_grad()
+def share_rows(table: Tensor, samples: Tensor, processes: Processes) -> None:
+    """Give all processes the rows of a table [N, …] of what each has trained on since the epoch began, int64 [M].
+
+    A sample is in one process's share of an epoch (one that takes the place of bad files may be in several: the mean of
+    its rows is kept).
+    """
+    flat = table.view(len(table), -1)
+    numbers = flat if flat.is_floating_point() else flat.double()
+    trained = torch.zeros(len(table), 1, device=table.device)
+    trained[samples] = 1.0
+    rows = processes.total(torch.cat([torch.where(trained > 0, numbers, 0.0), trained], 1))
+    count = rows[:, -1:]
+    flat.copy_(torch.where(count > 0, rows[:, :-1] / count.clamp(min=1.0), numbers))

@@ -69,7 +69,7 @@ def train(state: TrainingState, epochs: Iterable[int], observer: Observer) -> Fa
             else:
                 samples, stored = _next(batches, state, log)
                 labels = state.labels.index_select(0, samples)
-                outcome = state.step(stored, labels, rates, state.history.ranks_of(samples))
+                outcome = state.step(stored, labels, rates, state.history.ranks_of(samples), samples)
                 log.record(outcome)
                 state.history.note(samples, labels, outcome)
             observer.on_step(epoch, log)

@@ -82,6 +82,10 @@ class Processes:
             dist.all_reduce(tensor)
         return tensor
 
+    def average(self, tensor: Tensor) -> Tensor:
+        """Take the mean of a tensor over the processes, in place, on the device."""
+        return tensor if self.count == 1 else self.total(tensor).div_(self.count)
+
     def least(self, tensor: Tensor) -> Tensor:
         """Take the minimum of a tensor over the processes, in place, on the device."""
         if self.count > 1:

@@ -41,6 +41,8 @@ def loss_over_all(
         assert keep.terms.precedence is not None  # both are [B]
         ranks = processes.gathered(keep.terms.precedence).t().reshape(-1)
         keep = keep._replace(terms=keep.terms._replace(groups=all_labels, precedence=ranks))
+    if keep.samples is not None:
+        keep = keep._replace(samples=processes.gathered(keep.samples).t().reshape(-1))
     outcome = method.loss(whole.unbind(), all_labels, keep)
     per_sample = processes.share_of(outcome.per_sample)
     return outcome._replace(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
@@ -38,20 +37,6 @@ def _seed(name: str, value: Any) -> int:
     if seed >= 2**63:
         raise ArgumentValueError(name, f"must be under 2**63, got {seed}")
     return seed
-
-
-def _finite(name: str, value: Any) -> float:
-    number = arguments.as_real(name, value)
-    if not 0 <= number < math.inf:  # NaN fails the comparison
-        raise ArgumentValueError(name, f"must be finite and at least 0, got {number}")
-    return number
-
-
-def _above_zero(name: str, value: Any) -> float:
-    number = arguments.as_real(name, value)
-    if not 0 < number < math.inf:
-        raise ArgumentValueError(name, f"must be finite and above 0, got {number}")
-    return number
 
 
 def device_name(device: str | torch.device) -> str:
@@ -154,7 +139,7 @@ class TrainSettings:
         128, TRAINING, "B", "samples per step", check=_at_least(1),
         why="digits: 32, as small data need small batches",
     )
-    lr: float = option(1e-3, TRAINING, "LR", "learning rate", check=_above_zero)
+    lr: float = option(1e-3, TRAINING, "LR", "learning rate", check=arguments.above_zero)
     lr_plan: str = option(
         "linear", TRAINING, "NAME",
         "schedule of the learning rate: linear decay to 0 after --decay-start, or the paper's steps for Clothing1M",
@@ -163,7 +148,7 @@ class TrainSettings:
     optimizer: str | OptimizerSource = option(  # noqa: RUF009 - its default is a str
         "adam", TRAINING, "NAME", "optimiser of both networks", choices=OPTIMIZERS
     )
-    weight_decay: float = option(0.0, TRAINING, "W", "L2 penalty on the weights", check=_finite)
+    weight_decay: float = option(0.0, TRAINING, "W", "L2 penalty on the weights", check=arguments.not_negative)
     class_weights: str | tuple[float, ...] | None = None
     label_smoothing: float = option(
         0.0, TRAINING, "E", "part of each label to spread evenly over all classes, in [0, 1]", check=_smoothing,
@@ -266,7 +251,7 @@ def _class_weights(weights: Any) -> str | tuple[float, ...] | None:
     if isinstance(weights, str) or not isinstance(weights, (Sequence, np.ndarray, Tensor)):
         raise ArgumentTypeError("class_weights", f"must be {BALANCED!r} or a number for each class, got {weights!r}")
     numbers = weights.tolist() if isinstance(weights, (np.ndarray, Tensor)) else weights
-    return tuple(_finite("class_weights", number) for number in numbers)
+    return tuple(arguments.not_negative("class_weights", number) for number in numbers)
 
 
 def further_options(method: str) -> dict[str, Option]:

@@ -13,13 +13,14 @@ from jocor_fast.engine import augment
 from jocor_fast.engine.epoch_log import EpochLog
 from jocor_fast.engine.evaluate import EvaluationSet
 from jocor_fast.engine.graph import CapturedSteps
-from jocor_fast.engine.history import SampleHistory
+from jocor_fast.engine.history import SampleHistory, share_rows
 from jocor_fast.engine.networks import check_single_rows, probe_classes, start_training
 from jocor_fast.engine.plan import DeviceRates, EpochPlan, StepRates, whole_batch
 from jocor_fast.engine.processes import ALONE, Processes
 from jocor_fast.engine.settings import BALANCED, TrainSettings
 from jocor_fast.engine.step import TrainingStep
 from jocor_fast.errors import ArgumentValueError
+from jocor_fast.methods import METHODS
 
 
 class TrainingState:
@@ -59,7 +60,9 @@ class TrainingState:
             why = f"batch size {settings.batch_size}, training samples {len(train.labels)}, processes {processes.count}"
             check_single_rows(self.networks, self.source.first(1), why)
         self.generator = torch.Generator(device).manual_seed(settings.seed)
-        self.step = TrainingStep(settings, self.networks, self.source, device, self.generator, processes)
+        method = METHODS[settings.method].of(settings.as_dict())
+        method.start(self.labels, self.classes)
+        self.step = TrainingStep(settings, method, self.networks, self.source, device, self.generator, processes)
         self.step.class_weights = self._class_weights()
         self.history = SampleHistory(self.labels, len(self.networks), ranked=self.step.per_class)
         self.log: EpochLog | None = None  # of the epoch under way
@@ -131,6 +134,7 @@ class TrainingState:
             self.log = self._new_log(plan)
             if self.step.per_class:
                 self.history.rank()
+            self.step.method.begin_epoch(plan.rates.keep, self.history)
         if self.captured is not None:
             self.captured.begin(self.log, plan)
         return self.log, plan.rates if self.rates is None else self.rates.load(plan)
@@ -157,7 +161,11 @@ class TrainingState:
         """Let every process have what each has of the steps of the epoch so far."""
         if self.processes.count > 1 and self.log is not None:
             self.processes.copy_first(buffer for network in self.networks for buffer in network.buffers())
-            self.history.share(self.log.order[: self.log.step * self.log.rows_a_step], self.processes)
+            trained = self.log.order[: self.log.step * self.log.rows_a_step]
+            self.history.share(trained, self.processes)
+            for tensor in self.step.method.state.values():
+                if tensor.dim() and len(tensor) == len(self.labels):
+                    share_rows(tensor, trained, self.processes)
 
     def bad_file_count(self) -> int | None:
         """Return how many bad files all processes have met so far; None where the run reads none."""
@@ -187,6 +195,7 @@ class TrainingState:
             "optimizer": self.step.optimizer.state_dict(),
             "loss_scale": None if scale is None else scale.state_dict(),
             "history": self.history.state_dict(),
+            "method": {name: tensor.detach() for name, tensor in self.step.method.state.items()},
             "bad_files": None if bad_files is None else dict(bad_files.reasons),
             **own,
             "others": self.processes.objects(_on_cpu(own))[1:] if self.processes.count > 1 else [],
@@ -211,6 +220,9 @@ class TrainingState:
         self.step.optimizer.load_state_dict(state["optimizer"])
         if self.step.loss_scale is not None:
             self.step.loss_scale.load_state_dict(state["loss_scale"])
+        with torch.no_grad():
+            for name, tensor in self.step.method.state.items():
+                tensor.copy_(state["method"][name])
         own = state if self.processes.first else state["others"][self.processes.rank - 1]
         generators = own["generators"]
         self.generator.set_state(generators["batches"])

@@ -19,7 +19,7 @@ from jocor_fast.engine.plan import StepRates
 from jocor_fast.engine.processes import ALONE, Processes
 from jocor_fast.engine.selection_scope import loss_over_all
 from jocor_fast.engine.settings import TrainSettings
-from jocor_fast.methods import METHODS, Keep, StepLoss
+from jocor_fast.methods import Keep, Method, StepLoss
 
 
 class TrainingStep:
@@ -28,21 +28,25 @@ class TrainingStep:
     def __init__(
         self,
         settings: TrainSettings,
+        method: Method,
         networks: Sequence[nn.Module],
         source: InputSource,
         device: torch.device,
         generator: torch.Generator,
         processes: Processes = ALONE,
     ) -> None:
+        """`method` is that of the settings, which has made its state."""
         self.settings = settings
         self.device = device
         self.source = source
         self.generator = generator  # of the augmentation
         self.processes = processes
         self.selects_over_all = settings.selection_scope == "global" and processes.count > 1
-        self.method = METHODS[settings.method].of(settings.as_dict())
+        self.method = method
+        self.trained_state = [tensor for tensor in method.state.values() if tensor.requires_grad]
         plain = settings.precision == "float32" and not settings.compile and not callable(settings.optimizer)
-        paired = plain and PairedMLP.fits(networks, source.first())
+        # A pair's backward pass differentiates the logits alone.
+        paired = plain and not self.trained_state and PairedMLP.fits(networks, source.first())
         layout = {
             "channels_last": _gains_by_channels_last(networks, source, device),
             "compiled": settings.compile,
@@ -53,18 +57,27 @@ class TrainingStep:
             self.group = PairedMLP(networks)
         else:
             self.group = SeparateNetworks(networks, **layout)
+        self.group.parameters += self.trained_state
         self.optimizer = build_optimizer(settings, self.group.parameters)
         self.per_class = settings.selection_per_class and self.method.selects
         self.class_weights: Tensor | None = None  # [C], as float32
         self.loss_scale = LossScale(device) if settings.precision == "float16" else None
 
-    def __call__(self, stored: Tensor, labels: Tensor, rates: StepRates, ranks: Tensor | None = None) -> StepLoss:
+    def __call__(
+        self,
+        stored: Tensor,
+        labels: Tensor,
+        rates: StepRates,
+        ranks: Tensor | None = None,
+        samples: Tensor | None = None,
+    ) -> StepLoss:
         """Forward, loss, backward, update.
 
         Args:
             stored: [B, ...], samples as the source hands them out.
             labels: int64 [B].
             ranks: [B], of the samples in their classes, where the selection is per class.
+            samples: int64 [B], their numbers, which a method with a state needs.
 
         Returns:
             What the method made of the batch; nothing of it keeps more than the logits alive.
@@ -78,12 +91,15 @@ class TrainingStep:
         others = [type(output).__name__ for output in logits if not isinstance(output, Tensor)]
         if others:
             raise TypeError(f"networks must give logits [B, C] in training mode as in evaluation mode, got {others[0]}")
-        outcome = self._loss(logits, labels, self._with_terms(rates.keep, labels, ranks))
+        keep = self._with_terms(rates.keep, labels, ranks)
+        if self.method.state:
+            keep = keep._replace(samples=samples)
+        outcome = self._loss(logits, labels, keep)
         skip = None if outcome.skip is None else self.processes.least(outcome.skip)
         if self.loss_scale is None:
-            self.group.backward(outcome.loss)
+            self._backward(outcome.loss)
         else:
-            self.group.backward(self.loss_scale.scaled(outcome.loss))
+            self._backward(self.loss_scale.scaled(outcome.loss))
             gradients = [parameter.grad for parameter in self.group.parameters if parameter.grad is not None]
             overflow = self.loss_scale.unscale(gradients)
             skip = overflow if skip is None else torch.maximum(overflow, skip)
@@ -94,6 +110,12 @@ class TrainingStep:
         if self.selects_over_all:
             return loss_over_all(self.method, logits, labels, keep, self.processes)
         return self.method.loss(logits, labels, keep)
+
+    def _backward(self, loss: Tensor) -> None:
+        self.group.backward(loss)
+        for parameter in self.trained_state:  # DistributedDataParallel averages those of networks alone
+            if parameter.grad is not None:
+                self.processes.average(parameter.grad)
 
     def _with_terms(self, keep: Keep, labels: Tensor, ranks: Tensor | None) -> Keep:
         smoothing = self.settings.label_smoothing

@@ -260,6 +260,10 @@ class Recorder(Observer):
             if then.get(name) != now.get(name):
                 first = f"{name} (then {then.get(name, 'absent')}, now {now.get(name, 'absent')})"
                 raise RunError(f"{folder.path} holds a run of other networks: {first}", "resume")
+        lacking = self.state.step.method.state.keys() - checkpoint["training"].get("method", {}).keys()
+        if lacking:
+            what = f"{', '.join(sorted(lacking))} of method {self.state.settings.method}"
+            raise RunError(f"{folder.path} cannot be resumed: its checkpoint is older than {what}", "resume")
         return checkpoint, read_summary(folder.path)
 
     def _is_default(self, name: str) -> bool:

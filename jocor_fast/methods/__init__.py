@@ -1,0 +1,45 @@
+"""The methods, by the names that the command line and `jf.train` take: a module for each family of them."""
+
+from __future__ import annotations
+
+from jocor_fast.methods.base import (
+    GROUP,
+    METHODS,
+    FirstStage,
+    History,
+    Keep,
+    Method,
+    StepLoss,
+    register,
+    uses_forget_rate,
+)
+from jocor_fast.methods.paper import (
+    CoTeaching,
+    CoTeachingPlus,
+    Decoupling,
+    FCorrection,
+    JoCoR,
+    JointOnly,
+    Standard,
+    StandardPlus,
+)
+
+__all__ = [
+    "GROUP",
+    "METHODS",
+    "CoTeaching",
+    "CoTeachingPlus",
+    "Decoupling",
+    "FCorrection",
+    "FirstStage",
+    "History",
+    "JoCoR",
+    "JointOnly",
+    "Keep",
+    "Method",
+    "Standard",
+    "StandardPlus",
+    "StepLoss",
+    "register",
+    "uses_forget_rate",
+]
