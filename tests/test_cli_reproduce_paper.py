@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import struct
 import sys
 from collections.abc import Mapping
@@ -14,13 +15,13 @@ import numpy as np
 import pytest
 import torch
 
-from jocor_fast.cli import reproduce
 from jocor_fast.cli.program import main
 from jocor_fast.config.resolve import Config, resolve
 from jocor_fast.config.task import build_task
 from jocor_fast.data.catalogue import DATASETS
 from jocor_fast.noise.kinds import Noise
 from jocor_fast.paper import plan, run_queue
+from jocor_fast.paper.experiment_runs import default_jobs
 from jocor_fast.paper.experiments import EXPERIMENTS, Cell
 from reproduction_cases import metrics_line, write_accuracies, write_run
 
@@ -291,9 +292,9 @@ def test_as_many_runs_at_once_as_cores_and_memory_allow(
     cores: int, gigabytes: float, jobs: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pages = {"SC_PHYS_PAGES": int(gigabytes * 2**18), "SC_PAGE_SIZE": 4096}
-    monkeypatch.setattr(reproduce.os, "sched_getaffinity", lambda process: range(cores), raising=False)
-    monkeypatch.setattr(reproduce.os, "sysconf", lambda name: pages[name])
-    assert reproduce._default_jobs("cpu", EXPERIMENTS["cifar10"]) == jobs
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: range(cores), raising=False)
+    monkeypatch.setattr(os, "sysconf", lambda name: pages[name])
+    assert default_jobs_of("cifar10", "cpu") == jobs
 
 
 @pytest.mark.parametrize(
@@ -301,10 +302,14 @@ def test_as_many_runs_at_once_as_cores_and_memory_allow(
     [("mnist", 16, 4), ("lambda", 2, 2), ("cifar10", 16, 1), ("clothing1m", 16, 1)],
 )
 def test_runs_of_perceptrons_share_a_gpu(name: str, cores: int, jobs: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reproduce, "parse_device", torch.device)
-    monkeypatch.setattr(reproduce.os, "sched_getaffinity", lambda process: range(cores), raising=False)
-    assert reproduce._default_jobs("cuda", EXPERIMENTS[name]) == jobs
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: range(cores), raising=False)
+    assert default_jobs_of(name, "cuda") == jobs
     assert EXPERIMENTS["ablation"].on("cifar10").gpu_runs == 1
+
+
+def default_jobs_of(name: str, device: str) -> int:
+    known = EXPERIMENTS[name]
+    return default_jobs(torch.device(device), threads=known.threads, gigabytes=known.gigabytes, gpu_runs=known.gpu_runs)
 
 
 def assert_shape_is_that_of(flags: dict[str, str | bool]) -> None:

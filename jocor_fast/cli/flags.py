@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import torch
 
 from jocor_fast.config.options import OPTIONS, Option
+from jocor_fast.config.resolve import read_config_file
 from jocor_fast.engine.settings import device_name
 from jocor_fast.errors import ConfigError, called
 from jocor_fast.machine import resolve_device
@@ -37,6 +38,15 @@ def declare_within(group: argparse._ActionsContainer, options: Iterable[Option])
 def declare_alone(parser: argparse._ActionsContainer, name: str) -> None:
     """Declare one option of `train` for a command that has few of them; its default is that of `train`."""
     _add(parser, OPTIONS[name], OPTIONS[name].default)
+
+
+def options_in_file(file: str | None, *, set_here: Collection[str], command: str) -> dict[str, Any]:
+    """Return the options of `train` in a file; a ConfigError where one is none that the user gives to this command."""
+    found = {} if file is None else read_config_file(file)
+    for name in set_here:
+        if name in found:
+            raise ConfigError(f"{OPTIONS[name].flag} is nothing to give to {command}, which sets it itself")
+    return found
 
 
 def parse_count(flag: str, text: str | None, default: int, *, least: int = 1, most: int = MOST_COUNT) -> int:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
-import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,33 +12,21 @@ from typing import Any
 from rich.console import Console
 
 from jocor_fast.cli.flags import declare_alone, parse_count, parse_device
-from jocor_fast.config.resolve import Config, resolve
+from jocor_fast.config.resolve import resolve
 from jocor_fast.data.arrays import user_path
 from jocor_fast.data.catalogue import load_dataset
-from jocor_fast.errors import ConfigError, RunError
-from jocor_fast.machine import usable_cores
+from jocor_fast.errors import ConfigError
 from jocor_fast.methods import METHODS
 from jocor_fast.noise.kinds import Noise
-from jocor_fast.paper.experiments import EXPERIMENTS, Cell, Experiment
-from jocor_fast.paper.plan import print_plan
-from jocor_fast.paper.reproduction import (
-    CellResult,
-    Figure,
-    draw_results,
-    read_cell,
-    results_table,
-    seeds_at_hand,
-    write_tables,
-)
-from jocor_fast.paper.run_queue import QueuedRun, check_earlier_run, make_runs
-from jocor_fast.report.screen import counted, listed, say, say_subjects
-from jocor_fast.schedules import trained_epochs
+from jocor_fast.paper.experiment_runs import MOST_SEEDS, ExperimentRuns, default_jobs, parse_methods
+from jocor_fast.paper.experiments import EXPERIMENTS, Experiment
+from jocor_fast.paper.reproduction import CellResult, Figure, draw_results, results_table, write_tables
+from jocor_fast.report.screen import counted, say, say_subjects
 
 SUMMARY = "run the paper's experiments: a table and a figure"
 USAGE = "NAME [OPTIONS]"
 HOW_TO_GO_ON = "run the same command again to continue"
 REPORTS = ("best", "last")
-MOST_SEEDS = 1000  # two hundred times the paper's; every run is listed before the first one starts
 
 
 def _experiment_line(experiment: Experiment) -> str:
@@ -101,98 +87,49 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-@dataclass(frozen=True)
-class Reproduction:
-    """What a command line asks for.
-
-    Attributes:
-        figure: what a run stands for in the table.
-        chosen: the cells to run.
-        cells: all that the table shows.
-        seeds: those to run.
-        output: the folder of the runs.
-        results: the folder of the table and the figure.
-    """
-
-    experiment: Experiment
-    figure: Figure
-    chosen: list[Cell]
-    cells: list[Cell]
-    seeds: range
-    output: Path
-    results: Path
-
-    @staticmethod
-    def of(arguments: argparse.Namespace) -> Reproduction:
-        """Read the flags; what is wrong with one is a ConfigError that names it."""
-        experiment = _experiment(arguments.experiment, arguments.dataset)
-        overrides = _overrides(arguments)
-        methods, noises = _methods(arguments.methods, experiment), _noises(arguments.noise, experiment)
-        chosen = experiment.cells(methods, noises, **overrides)
-        recipe = "-published" if arguments.recipe == "published" else ""
-        output = user_path(arguments.output or f"runs/reproduce-{experiment.dataset}{recipe}")
-        return Reproduction(
-            experiment=experiment,
-            figure=Figure(_report_kind(arguments, experiment), experiment.averaged_epochs),
-            chosen=chosen,
-            cells=experiment.cells(tuple(dict.fromkeys((*(experiment.methods or METHODS), *methods))), **overrides),
-            seeds=range(1, parse_count("--seeds", arguments.seeds, experiment.seeds, most=MOST_SEEDS) + 1),
-            output=output,
-            results=output / experiment.folder,
-        )
-
-    def read(self, runs: Sequence[QueuedRun]) -> list[CellResult]:
-        """Return every cell of the table, from the files of its runs; of `runs` it is known which have failed.
-
-        The seeds of a cell are those to run, and whatever else is there already.
-        """
-        failed, results = {run.folder for run in runs if run.error is not None}, []
-        for cell in self.cells:
-            asked = set(self.seeds) if cell in self.chosen else set[int]()
-            seeds = sorted(asked.union(seeds_at_hand(self.output, cell))) or self.seeds
-            results.append(read_cell(self.output, cell, seeds, self.figure, failed))
-        return results
-
-
 def run(arguments: argparse.Namespace, console: Console) -> int:
-    """Make the runs that are missing, then write and print the results; 1 if a run failed."""
-    asked = Reproduction.of(arguments)
-    experiment = asked.experiment
-    runs = [_queued(cell, seed, asked.output) for seed in asked.seeds for cell in asked.chosen]
-    for cell in asked.cells:
-        for seed in seeds_at_hand(asked.output, cell):
-            check_earlier_run(asked.output / cell.run_folder(seed), _config(cell, seed))
-    left = [run for run in runs if not run.is_finished]
-    jobs = parse_count("--jobs", arguments.jobs, _default_jobs(arguments.device, experiment))
-    together = listed(dict.fromkeys(cell.title for cell in asked.chosen), "and")
-    seeds = f"seeds 1 to {len(asked.seeds)}" if len(asked.seeds) > 1 else "seed 1"
-    for line in (f"{experiment.title}: {together}, {seeds}", *experiment.notes):
-        say(console, line)
-    if arguments.dry_run:
-        print_plan(
-            asked.chosen, asked.seeds, asked.output, runs, jobs=jobs, threads=experiment.threads, console=console
-        )
-        return 0
-    if left:
-        jobs = min(len(left), jobs)
-        done = len(runs) - len(left)
-        finished = f" ({done} of {len(runs)} {'is' if done == 1 else 'are'} finished already)" if done else ""
-        say(console, f"{counted(len(left), 'run')}{finished}, {jobs} at a time, in {asked.output}")
-        # Once, before the first run: what is absent or unknown is said at once, and no two runs download the same.
+    """Make the runs that are missing, then write and print the results; a RunError if a run failed."""
+    experiment = _experiment(arguments.experiment, arguments.dataset)
+    asked = _asked(arguments, experiment)
+    results = asked.output / experiment.folder
+    default = default_jobs(
+        parse_device(arguments.device),
+        threads=experiment.threads,
+        gigabytes=experiment.gigabytes,
+        gpu_runs=experiment.gpu_runs,
+    )
+
+    def load() -> None:
         for dataset in dict.fromkeys(cell.trained_on for cell in asked.chosen):
             load_dataset(dataset, arguments.data_root, announce=partial(say, console))
 
-        def rewrite_tables() -> None:
-            write_tables(asked.read(left), experiment, asked.results)
-
-        make_runs(left, runs, jobs=jobs, threads=experiment.threads, console=console, on_end=rewrite_tables)
-    else:
-        say(console, f"all {len(runs)} runs are finished already")
-    _report(asked, asked.read(left), console)
-    failed = [run for run in left if run.error is not None]
-    if failed:
-        raise RunError(f"{len(failed)} of {len(left)} runs failed, first {failed[0].name}: {failed[0].error}")
+    asked.make(
+        jobs=parse_count("--jobs", arguments.jobs, default),
+        dry_run=arguments.dry_run,
+        console=console,
+        load=load,
+        write=lambda found: write_tables(found, experiment, results),
+        report=lambda found: _report(found, experiment, asked.output, console),
+    )
     return 0
+
+
+def _asked(arguments: argparse.Namespace, experiment: Experiment) -> ExperimentRuns:
+    """Read the flags; what is wrong with one is a ConfigError that names it."""
+    overrides = _overrides(arguments)
+    methods, noises = _methods(arguments.methods, experiment), _noises(arguments.noise, experiment)
+    chosen = experiment.cells(methods, noises, **overrides)
+    recipe = "-published" if arguments.recipe == "published" else ""
+    return ExperimentRuns(
+        title=experiment.title,
+        notes=experiment.notes,
+        chosen=chosen,
+        cells=experiment.cells(tuple(dict.fromkeys((*(experiment.methods or METHODS), *methods))), **overrides),
+        seeds=range(1, parse_count("--seeds", arguments.seeds, experiment.seeds, most=MOST_SEEDS) + 1),
+        output=user_path(arguments.output or f"runs/reproduce-{experiment.dataset}{recipe}"),
+        threads=experiment.threads,
+        figure=Figure(_report_kind(arguments, experiment), experiment.averaged_epochs),
+    )
 
 
 def _experiment(name: str | None, dataset: str | None) -> Experiment:
@@ -209,12 +146,7 @@ def _experiment(name: str | None, dataset: str | None) -> Experiment:
 def _methods(text: str | None, experiment: Experiment) -> tuple[str, ...]:
     if text is None:
         return experiment.methods
-    known = experiment.methods if experiment.co_lambdas else METHODS
-    chosen = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
-    for name in chosen:
-        if name not in known:
-            raise ConfigError(f"--methods must name some of {', '.join(known)}, got {name!r}")
-    return chosen
+    return parse_methods(text, experiment.methods if experiment.co_lambdas else METHODS)
 
 
 def _noises(text: str | None, experiment: Experiment) -> tuple[Noise, ...]:
@@ -260,39 +192,17 @@ def _overrides(arguments: argparse.Namespace) -> dict[str, Any]:
     return overrides
 
 
-def _config(cell: Cell, seed: int) -> Config:
-    """Return the settings of a run, resolved as `train` does it: a wrong one is an error before any run."""
-    return resolve({name: str(value) for name, value in cell.run_settings(seed).items()})
-
-
-def _queued(cell: Cell, seed: int, output: Path) -> QueuedRun:
-    config = _config(cell, seed)
-    epochs = len(METHODS[cell.method].stages) * trained_epochs(config.training.epochs, config.training.recipe)
-    name = f"{cell.title}, {cell.noise.title}, seed {seed}"
-    run = QueuedRun(name, output / cell.run_folder(seed), cell.run_settings(seed), epochs)
-    run.epochs_done = epochs if run.is_finished else run.epochs_on_disk()
-    return run
-
-
-def _default_jobs(device: str, experiment: Experiment) -> int:
-    """Return as many runs as the CPU has cores and memory for; on a GPU those that share one, with a core each."""
-    cores = usable_cores()
-    if parse_device(device).type == "cuda":
-        return min(cores, experiment.gpu_runs)
-    gigabytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
-    return max(1, min(cores // experiment.threads, int(gigabytes / experiment.gigabytes)))
-
-
-def _report(asked: Reproduction, results: Sequence[CellResult], console: Console) -> None:
-    write_tables(results, asked.experiment, asked.results)
-    draw_results(results, asked.results / "curves.png", asked.experiment.title)
-    console.print(results_table(results, asked.experiment.title, brief=True).rich())
-    if asked.experiment.name == "digits":
+def _report(results: Sequence[CellResult], experiment: Experiment, output: Path, console: Console) -> None:
+    folder = output / experiment.folder
+    write_tables(results, experiment, folder)
+    draw_results(results, folder / "curves.png", experiment.title)
+    console.print(results_table(results, experiment.title, brief=True).rich())
+    if experiment.name == "digits":
         means = {result.cell.method: result.csv_row()["mean"] for result in results}
         standard, jocor = means.get("standard"), means.get("jocor")
         if standard is not None and jocor is not None:
             points = 100 * (jocor - standard)
             side = "above" if points >= 0 else "below"
             say(console, f"JoCoR is {abs(points):.1f} points {side} Standard.")
-    places = {"curves": asked.results / "curves.png", "table": asked.results / "table.md, table.csv"}
-    say_subjects(console, {what: str(place) for what, place in {**places, "runs": asked.output}.items()}, width=7)
+    places = {"curves": folder / "curves.png", "table": folder / "table.md, table.csv"}
+    say_subjects(console, {what: str(place) for what, place in {**places, "runs": output}.items()}, width=7)

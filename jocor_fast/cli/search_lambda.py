@@ -12,10 +12,10 @@ from typing import Any
 
 from rich.console import Console
 
-from jocor_fast.cli.flags import declare, parse_count
+from jocor_fast.cli.flags import declare, options_in_file, parse_count
 from jocor_fast.config.options import OPTIONS
-from jocor_fast.config.resolve import Config, default_run_name, read_config_file, resolve
-from jocor_fast.config.task import Task, build_task
+from jocor_fast.config.resolve import Config, default_run_name, resolve
+from jocor_fast.config.task import Task, build_task, validation_text
 from jocor_fast.errors import ConfigError, RunError
 from jocor_fast.files.names import LAMBDA_SEARCH, number_in_name, read_metrics
 from jocor_fast.files.whole_file import write_json, write_text
@@ -107,7 +107,7 @@ class Search:
             config=config,
             said={name: config.value(name) for name in OPTIONS if config.given(name) and name not in NOT_REPEATED},
             grid=grid,
-            validation=_validation_text(config, task),
+            validation=validation_text(config, task),
             rungs=rungs(epochs, ramp_epochs=config.training.ramp_epochs, candidates=len(grid)),
             jobs=min(len(grid), parse_count("--jobs", arguments.jobs, _default_jobs(config))),
             output=Path(config.output if config.given("output") else f"runs/search-lambda-{default_run_name(config)}"),
@@ -174,10 +174,7 @@ def _config_and_task(flags: Mapping[str, str | bool], file: str | None, console:
 
     Where the data set brings no validation set, and no share to hold out is given, it is `VAL_FRACTION`.
     """
-    from_file = {} if file is None else read_config_file(file)
-    for name in SET_HERE:
-        if name in flags or name in from_file:
-            raise ConfigError(f"{OPTIONS[name].flag} is nothing to give to search-lambda, which sets it itself")
+    from_file = options_in_file(file, set_here=SET_HERE, command="search-lambda")
 
     def tried(**validation: str) -> tuple[Config, Task]:
         config = resolve({"no_test": True, **validation, **flags}, file)
@@ -205,17 +202,6 @@ def _grid(text: str | None) -> tuple[float, ...]:
     if not values or not all(0 <= value <= 1 for value in values):  # NaN fails the comparison
         raise ConfigError(f"--grid must be numbers in [0, 1], such as 0.05,0.35,0.95, got {text!r}")
     return values
-
-
-def _validation_text(config: Config, task: Task) -> str:
-    assert task.val is not None
-    count = f"{len(task.val.labels):,}"
-    if config.val_fraction == 0:
-        return f"the {count} validation samples of {task.dataset.name}"
-    if config.val_labels == "small-loss":
-        share = percent(task.val.keep_rate)
-        return f"{count} samples held out, of them the {share} % with the smallest loss, by their noisy labels"
-    return f"{count} samples held out, by their {config.val_labels} labels"
 
 
 def _default_jobs(config: Config) -> int:

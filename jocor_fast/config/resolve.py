@@ -288,15 +288,19 @@ def _decide_training(config: Config, values: dict[str, Any]) -> None:
 
 def default_run_name(config: Config) -> str:
     """The folder of a run that was given none: what tells runs apart, as "digits-jocor-symmetric-0.5-seed0"."""
+    training, noise = config.training, name_of_noise(config)
+    return f"{name_of_data(config.dataset)}-{training.method}-{noise}-seed{training.seed}"
+
+
+def name_of_noise(config: Config) -> str:
+    """Return the noise of a run as names of folders have it: "symmetric-0.5", or the name of a file of labels."""
     if config.labels is not None:
-        noise = Path(config.labels).name.replace(":", "-")
-    elif config.noise_matrix is not None:
-        noise = Path(config.noise_matrix).stem
-    elif config.noise is None:
-        noise = "as-labelled"
-    else:
-        noise = config.noise + (f"-{number_in_name(config.noise_rate)}" if config.noise_rate else "")
-    return f"{name_of_data(config.dataset)}-{config.training.method}-{noise}-seed{config.training.seed}"
+        return Path(config.labels).name.replace(":", "-")
+    if config.noise_matrix is not None:
+        return Path(config.noise_matrix).stem
+    if config.noise is None:
+        return "as-labelled"
+    return config.noise + (f"-{number_in_name(config.noise_rate)}" if config.noise_rate else "")
 
 
 def name_of_data(dataset: str) -> str:

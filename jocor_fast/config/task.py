@@ -33,6 +33,7 @@ from jocor_fast.models.networks import build_model
 from jocor_fast.models.pretrained import read_weights
 from jocor_fast.noise.drawing import corrupt, expected_rate, realised_rate
 from jocor_fast.noise.matrices import read_transition, transition_matrix
+from jocor_fast.report.tables import percent
 
 
 @dataclass(frozen=True)
@@ -106,6 +107,18 @@ def build_task(config: Config, announce: Callable[[str], None] | None = None) ->
         true_labels=labels.clean,
         train_ids=kept,
     )
+
+
+def validation_text(config: Config, task: Task) -> str:
+    """Return what a task is validated on, for people."""
+    assert task.val is not None
+    count = f"{len(task.val.labels):,}"
+    if config.val_fraction == 0:
+        return f"the {count} validation samples of {task.dataset.name}"
+    if config.val_labels == "small-loss":
+        share = percent(task.val.keep_rate)
+        return f"{count} samples held out, of them the {share} % with the smallest loss, by their noisy labels"
+    return f"{count} samples held out, by their {config.val_labels} labels"
 
 
 def load_data(config: Config, announce: Callable[[str], None] | None = None) -> Dataset:

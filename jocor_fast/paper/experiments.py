@@ -1,4 +1,4 @@
-"""The experiments that `jocor-fast reproduce` runs, by name.
+"""What an experiment consists of, and those that `jocor-fast reproduce` runs, by name.
 
 The defaults of a run stand in `engine.settings.TrainSettings`, the differences of the recipes in `schedules`, and what
 depends on the data set in `config.presets`.
@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from jocor_fast.config.presets import PRESETS, Preset, preset_co_lambda
+from jocor_fast.config.resolve import Config, name_of_data, resolve
 from jocor_fast.files.names import number_in_name
 from jocor_fast.methods import METHODS, uses_forget_rate
 from jocor_fast.noise.kinds import REAL_NOISE, Noise
@@ -60,12 +61,8 @@ class Cell:
 
     @property
     def trained_on(self) -> str:
-        """What `--dataset` takes: a data set with several sets of noisy labels has one name for each of them."""
-        return self.dataset if self.noise.rate is not None or self.noise.kind == REAL_NOISE else self._sets_folder
-
-    @property
-    def _sets_folder(self) -> str:
-        return f"{self.dataset}-{self.noise.name}"
+        """What `--dataset` takes, where it is another name than the table's."""
+        return str(self.settings.get("dataset", self.dataset))
 
     def run_folder(self, seed: int) -> str:
         """Return where a run of the cell lies below the experiment's output.
@@ -74,37 +71,36 @@ class Cell:
         λ is named only where it is not the preset's.
         """
         usual = self.compared_lambda is None or self.compared_lambda == self.preset_lambda
-        return f"{self._sets_folder}/{self.method if usual else self.name}/seed{seed}"
+        data = f"{name_of_data(self.dataset)}-{self.noise.name}"
+        return f"{data}/{self.method if usual else self.name}/seed{seed}"
 
     def run_settings(self, seed: int) -> dict[str, Any]:
         """Return the settings of one run, by the option names of `jocor-fast train`.
 
-        The noise is drawn anew for each seed; with recipe "published" it is draw 0 for all, as in the authors' code. λ
-        is the authors' under both recipes.
+        The noise is drawn anew for each seed, and alike for all methods, unless the settings name a draw.
         """
-        published = self.settings.get("recipe") == "published"
         settings: dict[str, Any] = {"dataset": self.trained_on}
         if self.noise.rate is not None:
-            noise_seed = 0 if published else seed
-            settings |= {"noise": self.noise.kind, "noise_rate": self.noise.rate, "noise_seed": noise_seed}
-        settings |= {"method": self.method, "seed": seed}
-        method = METHODS[self.method]
-        if self.compared_lambda is not None and self.compared_lambda != self.preset_lambda:
-            settings["co_lambda"] = self.compared_lambda
-        elif published and "co_lambda" in method.options and self.preset_lambda is not None:
-            settings["co_lambda"] = self.preset_lambda
-        settings |= self.settings
+            settings |= {"noise": self.noise.kind, "noise_rate": self.noise.rate}
+        if self.noise.rate is not None or "noise_matrix" in self.settings:
+            settings["noise_seed"] = seed
+        settings |= {"method": self.method, "seed": seed, **self.settings}
         if not uses_forget_rate(self.method, settings.get("val_labels")):
             settings.pop("forget_rate", None)  # it would only cause a warning
         return settings
 
+    def config(self, seed: int) -> Config:
+        """Return the settings of one run, resolved as `train` does it: a wrong one is a ConfigError."""
+        settings = self.run_settings(seed).items()
+        return resolve({name: value if isinstance(value, bool) else str(value) for name, value in settings})
+
 
 @dataclass(frozen=True)
 class Experiment:
-    """What one `jocor-fast reproduce NAME` runs: every method under every noise, each with several seeds.
+    """What one command runs: every method under every noise, each with several seeds.
 
     Attributes:
-        name: NAME.
+        name: of `jocor-fast reproduce NAME`.
         title: heads the table and the figure.
         dataset, noises, methods: the cells; no methods: all that there are.
         gigabytes: main memory that a run takes on the CPU.
@@ -119,6 +115,7 @@ class Experiment:
         folder: where table and figure lie below the output, for experiments whose runs lie among another's.
         other_datasets: what `--dataset` may name instead of `dataset`.
         own_validation: whether the data set comes with a validation set.
+        label_sets: whether the noises are sets of labels, each a data set of its own name.
         averaged_epochs: over how many last epochs the figure of a run is the mean: 10, or 1.
         notes: what a reader of the table must know.
     """
@@ -139,6 +136,7 @@ class Experiment:
     folder: str = ""
     other_datasets: tuple[str, ...] = ()
     own_validation: bool = False
+    label_sets: bool = False
     averaged_epochs: int = 10
     notes: tuple[str, ...] = ()
 
@@ -162,15 +160,33 @@ class Experiment:
         self, methods: Sequence[str] | None = None, noises: Sequence[Noise] | None = None, **overrides: Any
     ) -> list[Cell]:
         """Return the cells in the table's order; `methods` and `noises` pick some, `overrides` replace settings."""
-        cells = []
-        for noise in self.noises if noises is None else noises:
-            rates = {"forget_rate": self.forget_rates[noise.kind]} if noise.kind in self.forget_rates else {}
-            cells += [
-                Cell(self.dataset, noise, method, {**rates, **self.settings, **overrides}, co_lambda)
-                for method in (methods or self.methods or METHODS)
-                for co_lambda in (self.co_lambdas or (None,))
-            ]
-        return cells
+        return [
+            Cell(self.dataset, noise, method, self._settings(noise, method, co_lambda, overrides), co_lambda)
+            for noise in (self.noises if noises is None else noises)
+            for method in (methods or self.methods or METHODS)
+            for co_lambda in (self.co_lambdas or (None,))
+        ]
+
+    def _settings(
+        self, noise: Noise, method: str, co_lambda: float | None, overrides: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """Return the settings of a cell's runs.
+
+        With recipe "published" the noise is draw 0 for all seeds, as in the authors' code. λ is the authors' under both
+        recipes.
+        """
+        settings: dict[str, Any] = {"dataset": f"{self.dataset}-{noise.name}"} if self.label_sets else {}
+        published = {**self.settings, **overrides}.get("recipe") == "published"
+        if published and noise.rate is not None:
+            settings["noise_seed"] = 0
+        named = preset_co_lambda(self.dataset, noise.kind, noise.rate)
+        if co_lambda is not None and co_lambda != named:
+            settings["co_lambda"] = co_lambda
+        elif published and "co_lambda" in METHODS[method].options and named is not None:
+            settings["co_lambda"] = named
+        if noise.kind in self.forget_rates:
+            settings["forget_rate"] = self.forget_rates[noise.kind]
+        return {**settings, **self.settings, **overrides}
 
 
 DATASET_TITLES: Mapping[str, str] = {
@@ -254,6 +270,7 @@ _ALL = (
         },
         gigabytes=1.5,
         gpu_runs=4,
+        label_sets=True,
         notes=(
             "τ is what an audit of the features estimated from the given labels alone; the true labels chose "
             "nothing, and are used to measure.",

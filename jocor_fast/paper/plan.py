@@ -1,6 +1,7 @@
-"""What `jocor-fast reproduce --dry-run` prints: the cells, the commands, and how long they will take on this machine.
+"""What the `--dry-run` of an experiment prints: the cells, the commands, and how long they will take on this machine.
 
-The time is estimated from a few steps of each network and method; the data set need not be at hand.
+The time is estimated from a few steps of each network and method, on random samples: of a data set whose shape is known
+the files need not be at hand.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ import numpy as np
 import torch
 from rich.console import Console
 
-from jocor_fast.config.resolve import Config, resolve
+from jocor_fast.config.options import AUTO
+from jocor_fast.config.resolve import Config
 from jocor_fast.data.dataset import DataShape
 from jocor_fast.data.samples import Samples
 from jocor_fast.methods import METHODS
@@ -35,13 +37,13 @@ SLOW_SECONDS = 2.0  # of a step: one is enough then
 EVALUATED_SAMPLES = 512
 
 
-def expected_forget_rate(config: Config) -> float | None:
+def expected_forget_rate(config: Config, shape: DataShape | None = None) -> float | None:
     """Return τ as the run will have it; None for a method that trains on everything, and where only the data tell."""
-    if not METHODS[config.training.method].selects:
+    if not METHODS[config.training.method].selects or config.forget_rate == AUTO:
         return None
     if config.forget_rate is not None:
         return float(config.forget_rate)
-    shape = config.entry.shape
+    shape = shape or config.entry.shape
     if shape is None or config.noise is None or config.noise_rate is None:
         return None
     counts = shape.class_counts
@@ -50,16 +52,19 @@ def expected_forget_rate(config: Config) -> float | None:
 
 
 class StepTimes:
-    """Measures each network and method once, with so many threads; `failures` says why some cannot be measured."""
+    """Measures each network and method once, with so many threads; `failures` says why some cannot be measured.
 
-    def __init__(self, threads: int) -> None:
-        self.threads = threads
+    `shape` is that of the data, where the data set's entry does not say it.
+    """
+
+    def __init__(self, threads: int, shape: DataShape | None = None) -> None:
+        self.threads, self.shape = threads, shape
         self.failures: dict[tuple[Any, ...], str] = {}
         self._known: dict[tuple[Any, ...], tuple[float, float]] = {}  # seconds of a step, of evaluating a sample
 
     def of_epoch(self, config: Config) -> float | None:
         """Return the seconds of an epoch with its evaluation, None where they cannot be measured."""
-        shape, model = config.entry.shape, config.model or config.entry.model
+        shape, model = self.shape or config.entry.shape, config.model or config.entry.model
         if shape is None:
             self.failures[config.dataset,] = f"the size of {config.dataset} is not known"
             return None
@@ -117,24 +122,26 @@ def print_plan(
     jobs: int,
     threads: int,
     console: Console,
+    shape: DataShape | None = None,
 ) -> None:
     """Print the cells with what is finished of them, the commands of the runs that are left, and how long they take.
 
     A few steps of every network and method are trained for the estimate, on random samples of the data set's size.
+    `shape` is as for `StepTimes`.
     """
     left = {run.folder: run for run in runs if not run.is_finished}
-    times = StepTimes(threads)
+    times = StepTimes(threads, shape)
     rows: list[tuple[str, ...]] = []
     seconds: list[float | None] = []  # of each run that is left; None: not known
     with phase(console, "timing a few steps", "cells") as update:
         for number, cell in enumerate(cells):
             update(number, len(cells))
-            config = resolve({name: str(value) for name, value in cell.run_settings(seeds[0]).items()})
+            config = cell.config(seeds[0])
             folders = [output / cell.run_folder(seed) for seed in seeds]
             epochs = [left[folder].epochs - left[folder].epochs_done for folder in folders if folder in left]
             epoch = times.of_epoch(config) if epochs else None
             seconds += [None if epoch is None else epoch * count for count in epochs]
-            rows.append(_row(cell, config, f"{len(seeds) - len(epochs)}/{len(seeds)}", sum(epochs), epoch))
+            rows.append(_row(cell, config, f"{len(seeds) - len(epochs)}/{len(seeds)}", sum(epochs), epoch, shape))
     table = TextTable(
         ("noise", "method", "λ", "τ", "done", "epochs", "each", "time"),
         rows,
@@ -166,10 +173,14 @@ def _whole_time(seconds: Sequence[float | None], at_a_time: int) -> str:
     return f"{limit} {duration(max(sum(known) / at_a_time, *known))}, from a few measured steps"
 
 
-def _row(cell: Cell, config: Config, done: str, epochs: int, epoch: float | None) -> tuple[str, ...]:
+def _row(
+    cell: Cell, config: Config, done: str, epochs: int, epoch: float | None, shape: DataShape | None
+) -> tuple[str, ...]:
     co_lambda = f"{config.training.co_lambda:g}" if "co_lambda" in METHODS[cell.method].options else NOT_AVAILABLE
-    forget_rate = expected_forget_rate(config)
+    forget_rate = expected_forget_rate(config, shape)
     rate = NOT_AVAILABLE if forget_rate is None else f"{forget_rate:.4g}"
+    if config.forget_rate == AUTO:
+        rate = AUTO
     times = ("", "") if not epochs else (NOT_AVAILABLE, NOT_AVAILABLE)
     if epoch is not None:
         times = f"{epoch:.2g} s" if epoch < 60 else duration(epoch), duration(epoch * epochs)

@@ -131,19 +131,21 @@ def check_earlier_run(folder: Path, config: Config) -> None:
     Where it was computed does not matter to a finished run, and an unfinished one refuses another device by itself.
     """
     stored = read_json(folder / CONFIG) or {}
-    earlier = stored.get("settings", {})
+    earlier, sources = stored.get("settings", {}), stored.get("sources", {})
 
     def same(name: str, value: Any) -> bool:
         then = earlier[name]
+        if value is None:  # to be decided by the data, as it was then if it was not given
+            return then is None or sources.get(name) not in ("flag", "config")
+        if value == AUTO:
+            return name != "forget_rate" or stored.get("noise_estimate") is not None or then == 0.0
         return bool(then == value) or (name in PATHS and names_the_same(name, then, stored.get(FOLDER), value))
 
-    changed = [
-        name
-        for name, value in ((name, config.value(name)) for name in OPTIONS if name != "device")
-        if name in earlier and value not in (None, AUTO) and not same(name, value)
-    ]
+    now = {name: config.value(name) for name in OPTIONS if name in earlier and name != "device"}
+    changed = [name for name, value in now.items() if not same(name, value)]
     if changed:
-        differences = ", ".join(f"{name} {earlier[name]} (now {config.value(name)})" for name in changed)
+        texts = {name: "its default" if now[name] is None else now[name] for name in changed}
+        differences = ", ".join(f"{name} {earlier[name]} (now {text})" for name, text in texts.items())
         raise RunError(f"{folder} holds a run with {differences}; choose another --output, or the same settings")
 
 
