@@ -61,6 +61,20 @@ def test_runs_whose_share_to_leave_out_follows_from_their_labels_differ_in_seeds
     assert lines_of("all")["digits, Symmetry-50%"]["τ 0.3"] == 1
 
 
+def test_plot_prints_the_numbers_of_the_lines_that_it_draws(capsys: pytest.CaptureFixture[str]) -> None:
+    for seed, accuracy in ((1, 0.5), (2, 0.7)):
+        write_run(f"all/jocor{seed}", {**HALF, "seed": seed}, accuracy)
+    write_run("all/standard", {**HALF, "method": "standard"}, 0.4)
+    write_run("all/fifth", {**HALF, "noise_rate": 0.2}, 0.9)
+    assert main(["plot", "all"]) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert sorted(line for line in lines if line[:1] == ["digits,"] and "noise" not in line) == [
+        ["digits,", "Symmetry-20%", "JoCoR", "90.00", "70.00", "1"],
+        ["digits,", "Symmetry-50%", "JoCoR", "60.00", "±", "14.14", "70.00", "±", "0.00", "2"],
+        ["digits,", "Symmetry-50%", "Standard", "40.00", "70.00", "1"],
+    ]
+
+
 def test_a_run_that_is_named_twice_is_drawn_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for seed in (1, 2):
         write_run(f"all/jocor{seed}", {**HALF, "seed": seed})

@@ -14,19 +14,20 @@ from jocor_fast.config.stored_run import task_of_run
 from jocor_fast.data.arrays import user_path
 from jocor_fast.errors import ConfigError, DataError, RunError
 from jocor_fast.files.names import COMPARISON, CONFIG, NOISE_MATRIX, read_json, read_summary
-from jocor_fast.report.comparison import ComparedRun, find_runs, grouped
+from jocor_fast.report.comparison import ComparedRun, comparison_table, find_runs, grouped, lines_of
 from jocor_fast.report.curves import draw_comparison
 from jocor_fast.report.noise_matrix import draw_noise_matrices, realised_matrix
 from jocor_fast.report.screen import counted, say, say_subjects
 
-SUMMARY = "draw runs and their noise matrices"
+SUMMARY = "draw runs and their noise matrices, and print their numbers"
 USAGE = "RUN [RUN ...] [OPTIONS]"
 HOW_TO_GO_ON = "run it again"
 DESCRIPTION = """\
 Draw test accuracy and label precision of runs by epoch: a column for each data
 set and noise, a line for each setting, with the mean and standard deviation of
-runs that differ only in their seeds. Where the true labels are known, also draw
-the noise matrix. RUN is the folder of a run, or a folder of runs."""
+runs that differ only in their seeds; print the same numbers as a table. Where
+the true labels are known, also draw the noise matrix. RUN is the folder of a
+run, or a folder of runs."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -48,8 +49,10 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     runs = list(by_folder.values())
     output = user_path(arguments.output)
     output.mkdir(parents=True, exist_ok=True)
-    draw_comparison(grouped(runs), output / COMPARISON)
+    panels = grouped(runs)
+    draw_comparison(panels, output / COMPARISON)
     say_subjects(console, {counted(len(runs), "run"): str(output / COMPARISON)})
+    console.print(comparison_table(lines_of(panels), next(iter(panels)) if len(panels) == 1 else "Runs").rich())
     matrices, classes = _noise_matrices(runs, arguments.data_root, console)
     if matrices:
         draw_noise_matrices(matrices, output / NOISE_MATRIX, classes)

@@ -1,9 +1,9 @@
-"""Runs side by side: which of them belong together, and what tells the others apart."""
+"""Runs side by side: which of them belong together, what tells the others apart, and their numbers in a table."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,9 @@ from typing import Any
 from jocor_fast.files.names import CONFIG, FIRST_STAGE, METRICS, read_json, read_metrics
 from jocor_fast.methods import METHODS
 from jocor_fast.noise.kinds import Noise
+from jocor_fast.report.metrics import PRECISION, TEST, VALIDATION, shown
+from jocor_fast.report.summary import STD_DDOF, best_by_validation, last_mean, last_validation, mean_and_std
+from jocor_fast.report.tables import TextTable, percent_with_std
 
 # Runs that differ in these alone are repetitions, drawn as one line with its standard deviation.
 REPEATED = ("seed", "noise_seed", "device")
@@ -18,6 +21,17 @@ DATA = ("dataset", "labels", "noise_matrix", "noise", "noise_rate")
 # What tells lines apart, where it does; then any other setting.
 TOLD_FIRST = ("method", "co_lambda", "recipe", "model", "forget_rate")
 SYMBOLS = {"co_lambda": "λ", "forget_rate": "τ"}
+
+Metrics = Sequence[Mapping[str, Any]]
+BEST = "best_by_validation"
+# What a run is compared by: the name in files, and the number of its lines of metrics.jsonl.
+FIGURES: Mapping[str, Callable[[Metrics], float | None]] = {
+    TEST: lambda metrics: last_mean(metrics)[TEST],
+    VALIDATION: last_validation,
+    PRECISION: lambda metrics: last_mean(metrics)[PRECISION],
+    BEST: lambda metrics: (best_by_validation(metrics) or {}).get(TEST),
+}
+COLUMNS = ("data", "name", "runs", *(name + end for name in FIGURES for end in ("", "_std")), "ddof", "missing")
 
 
 @dataclass(frozen=True)
@@ -40,6 +54,67 @@ class ComparedRun:
         if rate:
             return f"{dataset}, {Noise(self.settings['noise'], rate).title}"
         return f"{dataset}, no noise added" if self.settings.get("noise") == "clean" else str(dataset)
+
+
+@dataclass(frozen=True)
+class Line:
+    """A row of the table of a comparison, and a line of its figure: runs that differ only in their seeds.
+
+    Attributes:
+        data, name: what they were trained on, and what tells them from the others.
+        runs: the lines of metrics.jsonl of each.
+        counted: how many there are, for people; "": all.
+        missing: why some are missing, "" where none is.
+    """
+
+    data: str
+    name: str
+    runs: Sequence[Metrics]
+    counted: str = ""
+    missing: str = ""
+
+    def row(self) -> dict[str, Any]:
+        """Return the row by `COLUMNS`, in fractions; None where a run has no such number."""
+        row: dict[str, Any] = {"data": self.data, "name": self.name, "runs": len(self.runs)}
+        for name, figure in FIGURES.items():
+            values = [value for value in map(figure, self.runs) if value is not None]
+            row[name], row[f"{name}_std"] = mean_and_std(values if len(values) == len(self.runs) else ())
+        return row | {"ddof": STD_DDOF, "missing": self.missing}
+
+
+def lines_of(panels: Mapping[str, Mapping[str, Sequence[Metrics]]]) -> list[Line]:
+    """Return the lines of what `curves.draw_comparison` takes."""
+    return [Line(data, name, runs) for data, lines in panels.items() for name, runs in lines.items()]
+
+
+def comparison_table(lines: Sequence[Line], title: str, notes: Sequence[str] = ()) -> TextTable:
+    """Return the table for people, in percent, with the columns that have something to say."""
+    rows = [line.row() for line in lines]
+    known = [name for name in FIGURES if any(row[name] is not None for row in rows)]
+    if TEST in known and VALIDATION in known:
+        known.remove(VALIDATION)  # it chooses the epoch; what counts is the test accuracy there
+    several = len({line.data for line in lines}) > 1
+    headings = {**{name: shown(name).title for name in FIGURES}, BEST: "best by validation"}
+    averaged = "Means over the last ten epochs of each run (all, of a shorter one)"
+    texts = [f"{averaged}, then mean ± standard deviation (ddof {STD_DDOF}) over runs."]
+    if BEST in known:
+        texts.append("Best by validation: test accuracy at each run's epoch of the best validation accuracy.")
+    texts += [f"{line.name}: {line.missing}." for line in lines if line.missing]
+    return TextTable(
+        (*["data"] * several, "", *(headings[name] for name in known), "runs"),
+        [
+            (
+                *[line.data] * several,
+                line.name,
+                *(percent_with_std(row[name], row[f"{name}_std"]) for name in known),
+                line.counted or str(row["runs"]),
+            )
+            for line, row in zip(lines, rows, strict=True)
+        ],
+        title=f"{title} (in %)",
+        text_columns=1 + several,
+        note="\n".join([*texts, *notes]),
+    )
 
 
 def find_runs(folder: Path) -> list[ComparedRun]:

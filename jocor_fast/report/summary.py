@@ -28,9 +28,16 @@ def last_mean(metrics: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
+def last_validation(metrics: Sequence[Mapping[str, Any]]) -> float | None:
+    """Return the mean validation accuracy over the same epochs; None where one has none."""
+    last = metrics[-AVERAGED_EPOCHS:]
+    accuracies = [line["val_accuracy"] for line in last if line.get("val_accuracy") is not None]
+    return fmean(accuracies) if last and len(accuracies) == len(last) else None
+
+
 def best_by_validation(metrics: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
     """{epoch, val_accuracy, test_accuracy} of the first epoch with the highest validation accuracy, or None."""
-    scored = [line for line in metrics if line["val_accuracy"] is not None]
+    scored = [line for line in metrics if line.get("val_accuracy") is not None]
     if not scored:
         return None
     best = max(scored, key=lambda line: line["val_accuracy"])  # the first of equals
