@@ -28,6 +28,7 @@ from jocor_fast import __version__
 from jocor_fast._command import answer_interrupts
 from jocor_fast.cli import (
     audit,
+    compare,
     estimate_noise,
     features,
     info,
@@ -38,7 +39,6 @@ from jocor_fast.cli import (
     search_lambda,
     train,
 )
-from jocor_fast.config.resolve import closest_option
 from jocor_fast.data.images.image_file import warning_of_pillow
 from jocor_fast.engine.processes import is_main_process, launched_together
 from jocor_fast.errors import ConfigError, FailedElsewhere, JocorFastError
@@ -48,6 +48,7 @@ from jocor_fast.report.tables import duration
 PROGRAM = "jocor-fast"
 COMMANDS: dict[str, ModuleType] = {
     "train": train,
+    "compare": compare,
     "reproduce": reproduce,
     "search-lambda": search_lambda,
     "estimate-noise": estimate_noise,
@@ -258,9 +259,10 @@ def _own_warnings_in_one_line() -> Iterator[None]:
 
 
 def _parsed(arguments: list[str]) -> argparse.Namespace:
-    parsed, unknown = build_parser().parse_known_args(_with_negative_values(arguments))
+    parser = build_parser()
+    parsed, unknown = parser.parse_known_args(_with_negative_values(arguments))
     if unknown:
-        raise ConfigError(_unknown_argument(unknown[0], parsed.command))
+        raise ConfigError(_unknown_argument(unknown[0], parsed.command, parser))
     if parsed.command is None:
         raise ConfigError(f"a command is needed: {listed(COMMANDS, 'or')}; {PROGRAM} --help says what they do")
     return parsed
@@ -284,13 +286,15 @@ def _unknown_command(name: str) -> str:
     )
 
 
-def _unknown_argument(argument: str, command: str | None) -> str:
+def _unknown_argument(argument: str, command: str | None, parser: argparse.ArgumentParser) -> str:
     name = argument.split("=", 1)[0]
     where = f"{PROGRAM} {command}" if command else PROGRAM
     if not name.startswith("-"):
         return f"{where} does not know what to do with {argument!r}"
-    meant = closest_option(name.lstrip("-")) if command == "train" else None
-    return f"{where} has no option {name}" + (f"; did you mean --{meant.replace('_', '-')}?" if meant else "")
+    commands = next(action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
+    known = (commands.choices[command] if command else parser)._option_string_actions
+    meant = difflib.get_close_matches(name, known, n=1, cutoff=0.7)
+    return f"{where} has no option {name}" + (f"; did you mean {meant[0]}?" if meant else "")
 
 
 def _write_any_character() -> None:
