@@ -19,6 +19,7 @@ try:
     from jocor_fast import reference, schedules
     from jocor_fast._extension import build_info
     from jocor_fast.forward_correction import forward_corrected_loss
+    from jocor_fast.linear_losses import linear_jocor_loss, linear_joint_loss
     from jocor_fast.losses import (
         JoCoRLoss,
         coteaching_loss,
@@ -49,6 +50,8 @@ __all__ = [
     "forward_corrected_loss",
     "jocor_loss",
     "joint_loss",
+    "linear_jocor_loss",
+    "linear_joint_loss",
     "load_run",
     "noise",
     "num_keep",

@@ -34,7 +34,8 @@ def operator(name: str) -> Callable[..., Any]:
     """
     if compiled is None:
         return partial(_plainly, _PLAIN[name])
-    return partial(_call, getattr(torch.ops.jocor_fast, name).default, getattr(compiled.operators, name), _PLAIN[name])
+    traced = getattr(torch.ops.jocor_fast, name).default
+    return partial(_call, traced, getattr(compiled.operators, name, traced), _PLAIN[name])
 
 
 def _call(traced: Any, eager: Any, plain: Callable[..., Any], rows: Any, *others: Any) -> Any:
@@ -148,6 +149,23 @@ def _joint_loss(
     return (reference.joint_loss(logits1, logits2, target, co_lambda=co_lambda, ignore_index=ignore_index),)
 
 
+def _linear_joint_loss(
+    hidden1: Tensor,
+    weight1: Tensor,
+    bias1: Tensor | None,
+    hidden2: Tensor,
+    weight2: Tensor,
+    bias2: Tensor | None,
+    target: Tensor,
+    ignore_index: int | None,
+    co_lambda: float,
+    *_: Any,
+) -> tuple[Tensor]:
+    biases: dict[str, Any] = {"bias1": bias1, "bias2": bias2}
+    settings: dict[str, Any] = {"co_lambda": co_lambda, "ignore_index": ignore_index}
+    return (reference.linear_joint_loss(hidden1, weight1, hidden2, weight2, target, **biases, **settings),)
+
+
 def _forward_corrected_loss(logits: Tensor, target: Tensor, log_transition_t: Tensor, mean: bool) -> tuple[Tensor, ...]:
     return reference.corrected_loss(logits, target, log_transition_t, mean=mean)
 
@@ -162,6 +180,7 @@ _PLAIN: dict[str, Callable[..., Any]] = {
     "jocor_loss": _jocor_loss,
     "coteaching_loss": _coteaching_loss,
     "joint_loss": _joint_loss,
+    "linear_joint_loss": _linear_joint_loss,
     "forward_corrected_loss": _forward_corrected_loss,
     "select_small_loss": _select_small_loss,
 }

@@ -184,6 +184,43 @@ def check_matrix(name: str, logits: Tensor) -> None:
         raise ValueError(f"{name} must have shape [batch, classes] with at least one class, got {list(logits.shape)}")
 
 
+def check_hidden(name: str, hidden: Tensor) -> None:
+    """Raise unless hidden states are a floating [B, D] with D ≥ 1."""
+    check_type(name, hidden, FLOAT_TYPES)
+    if hidden.dim() != 2 or hidden.shape[1] == 0:
+        raise ArgumentValueError(name, f"must have shape [batch, features], got {list(hidden.shape)}")
+
+
+def check_linear_pair(
+    hidden1: Tensor, weight1: Tensor, bias1: Tensor | None, hidden2: Tensor, weight2: Tensor, bias2: Tensor | None
+) -> None:
+    """Raise unless the last layers of two networks fit their hidden states, and each other in rows and classes."""
+    check_hidden("hidden1", hidden1)
+    check_hidden("hidden2", hidden2)
+    if hidden1.shape[0] != hidden2.shape[0]:
+        raise ArgumentValueError("hidden2", f"must have {hidden1.shape[0]} rows like hidden1, got {hidden2.shape[0]}")
+    named = (("weight1", weight1, hidden1), ("weight2", weight2, hidden2))
+    for name, weight, hidden in named:
+        check_type(name, weight, FLOAT_TYPES)
+        if weight.dim() != 2 or weight.shape[0] == 0 or weight.shape[1] != hidden.shape[1]:
+            wanted = f"[classes, {hidden.shape[1]}]"
+            raise ArgumentValueError(name, f"must have shape {wanted}, got {list(weight.shape)}")
+    if weight1.shape[0] != weight2.shape[0]:
+        raise ArgumentValueError("weight2", f"must have {weight1.shape[0]} rows like weight1, got {weight2.shape[0]}")
+    for name, bias in (("bias1", bias1), ("bias2", bias2)):
+        if bias is not None:
+            check_type(name, bias, FLOAT_TYPES)
+            if bias.shape != weight1.shape[:1]:
+                raise ArgumentValueError(name, f"must have shape [{weight1.shape[0]}], got {list(bias.shape)}")
+    others = {"weight1": weight1, "bias1": bias1, "hidden2": hidden2, "weight2": weight2, "bias2": bias2}
+    for name, tensor in others.items():
+        if tensor is not None:
+            if tensor.dtype != hidden1.dtype:
+                message = f"must be of type {dtype_name(hidden1)} like hidden1, got {dtype_name(tensor)}"
+                raise ArgumentTypeError(name, message)
+            check_device(name, tensor, "hidden1", hidden1)
+
+
 def check_target(name: str, logits: Tensor, target: Tensor) -> None:
     """Raise unless labels are whole numbers [B] on the logits' device; their values are not read."""
     check_tensor("target", target)

@@ -21,7 +21,7 @@ from torch.compiler import is_compiling
 from jocor_fast import arguments
 from jocor_fast._operators import operator
 from jocor_fast.errors import ArgumentValueError
-from jocor_fast.reference import kept_on_device
+from jocor_fast.reference import eligible_rows, kept_on_device
 
 _joint_loss = operator("joint_loss")
 _jocor_loss = operator("jocor_loss")
@@ -59,6 +59,21 @@ def terms_of(class_weights: Tensor | None, label_smoothing: float, target: Tenso
 def is_soft(target: Tensor) -> bool:
     """Return whether a target holds probabilities, [B, C], rather than labels."""
     return isinstance(target, Tensor) and target.dtype.is_floating_point and target.dim() == 2
+
+
+def selected_mean(
+    per_sample: Tensor,
+    target: Tensor,
+    forget_rate: float | None,
+    num_keep: int | Tensor | None,
+    ignore_index: int | None,
+) -> tuple[Tensor, ...]:
+    """Return the fields of a JoCoROutput whose loss is the mean of the rows' smallest losses [B]."""
+    losses = per_sample.detach()
+    eligible = eligible_rows(target, ignore_index)
+    selected = _select(losses, _rows_to_keep(eligible.sum(), forget_rate, num_keep), eligible, Terms())
+    num_nonfinite = (eligible & ~losses.isfinite()).sum()
+    return _mean(selected, per_sample, None), losses, selected, selected.sum(), num_nonfinite
 
 
 def joint_rows(
@@ -184,9 +199,7 @@ class _Target(NamedTuple):
         else:
             arguments.check_target("logits1", logits1, target)
         if ignore_index is not None:
-            eligible = target.long() != ignore_index
-            if target.dtype == torch.uint64:  # past int64 a label turns negative: it is invalid, and no ignore_index
-                eligible = eligible | (target.long() < 0)
+            eligible = eligible_rows(target, ignore_index)
         column = labels.long().clamp(0, classes - 1)[:, None]
         if terms.label_smoothing:
             part = terms.label_smoothing / classes

@@ -24,6 +24,7 @@ from torch.compiler import is_compiling
 from jocor_fast.arguments import (
     FLOAT_TYPES,
     SHARES_TOLERANCE,
+    at_least,
     check_batch_size,
     check_class_weights,
     check_co_lambda,
@@ -32,6 +33,7 @@ from jocor_fast.arguments import (
     check_keep_arguments,
     check_keep_arguments_or_tensors,
     check_label_smoothing,
+    check_linear_pair,
     check_logits,
     check_losses,
     check_matrix,
@@ -54,6 +56,8 @@ __all__ = [
     "forward_corrected_loss",
     "jocor_loss",
     "joint_loss",
+    "linear_jocor_loss",
+    "linear_joint_loss",
     "num_keep",
     "select_small_loss",
 ]
@@ -97,6 +101,50 @@ def joint_loss(
 ) -> Tensor:
     """Return the joint loss of each row, [B] (paper, equation 1); see `jocor_fast.joint_loss`."""
     return _joint_loss(logits1, logits2, target, co_lambda, ignore_index, class_weights, label_smoothing)[0]
+
+
+def linear_jocor_loss(
+    hidden1: Tensor,
+    weight1: Tensor,
+    hidden2: Tensor,
+    weight2: Tensor,
+    target: Tensor,
+    *,
+    bias1: Tensor | None = None,
+    bias2: Tensor | None = None,
+    co_lambda: float = 0.9,
+    forget_rate: float | None = None,
+    num_keep: int | Tensor | None = None,
+    ignore_index: int | None = None,
+    chunk_rows: int | None = None,
+) -> JoCoROutput:
+    """Return `jocor_loss` of the whole logits; see `jocor_fast.linear_jocor_loss`. chunk_rows changes nothing."""
+    logits1, logits2 = _linear(hidden1, weight1, bias1, hidden2, weight2, bias2, target, chunk_rows)
+    return jocor_loss(
+        *(logits1, logits2, target),
+        co_lambda=co_lambda,
+        forget_rate=forget_rate,
+        num_keep=num_keep,
+        ignore_index=ignore_index,
+    )
+
+
+def linear_joint_loss(
+    hidden1: Tensor,
+    weight1: Tensor,
+    hidden2: Tensor,
+    weight2: Tensor,
+    target: Tensor,
+    *,
+    bias1: Tensor | None = None,
+    bias2: Tensor | None = None,
+    co_lambda: float = 0.9,
+    ignore_index: int | None = None,
+    chunk_rows: int | None = None,
+) -> Tensor:
+    """Return `joint_loss` of the whole logits; see `jocor_fast.linear_joint_loss`. chunk_rows changes nothing."""
+    logits1, logits2 = _linear(hidden1, weight1, bias1, hidden2, weight2, bias2, target, chunk_rows)
+    return joint_loss(logits1, logits2, target, co_lambda=co_lambda, ignore_index=ignore_index)
 
 
 def coteaching_loss(
@@ -180,7 +228,7 @@ def corrected_loss(
     check_matrix("logits", logits)
     check_target("logits", logits, target)
     z = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    valid = _check_labels(target, z, torch.ones_like(target, dtype=torch.bool), None)
+    valid = check_labels(target, z.shape[1], torch.ones_like(target, dtype=torch.bool), None)
     label = _column_of_labels(target, valid)[:, 0]
     log_columns = log_transition_t.to(z.dtype)[label]  # [B, C]: log T[i, y] of each row's label y
     with torch.no_grad():  # rows that get no gradient are computed from other logits, which keeps NaN out of it
@@ -209,6 +257,24 @@ def select_small_loss(
 def num_keep(batch_size: int, forget_rate: float, *, rounding: str = "ceil") -> int:
     """Return how many of batch_size rows a forget rate keeps; see `jocor_fast.num_keep`."""
     return _num_keep(check_batch_size(batch_size), check_forget_rate(forget_rate), check_rounding(rounding))
+
+
+def _linear(
+    hidden1: Tensor,
+    weight1: Tensor,
+    bias1: Tensor | None,
+    hidden2: Tensor,
+    weight2: Tensor,
+    bias2: Tensor | None,
+    target: Tensor,
+    chunk_rows: int | None,
+) -> tuple[Tensor, Tensor]:
+    """Return both logits [B, C], of arguments that are checked."""
+    check_linear_pair(hidden1, weight1, bias1, hidden2, weight2, bias2)
+    check_target("hidden1", hidden1, target)
+    if chunk_rows is not None:
+        at_least("chunk_rows", chunk_rows, 1)
+    return torch.nn.functional.linear(hidden1, weight1, bias1), torch.nn.functional.linear(hidden2, weight2, bias2)
 
 
 # --- the rules --------------------------------------------------------------------------------------------------------
@@ -342,11 +408,8 @@ def _joint_loss(
     if isinstance(target, Tensor) and target.is_floating_point() and target.dim() == 2:
         return _soft_loss(logits1, logits2, target, co_lambda, ignore_index, class_weights, label_smoothing, masked)
     check_target("logits1", logits1, target)
-    labels = target.long()
-    eligible = torch.ones_like(labels, dtype=torch.bool) if ignore_index is None else labels != ignore_index
-    if target.dtype == torch.uint64:  # past int64 a label turns negative: it is invalid, and no ignore_index
-        eligible = eligible | (labels < 0)
-    valid = _check_labels(target, logits1, eligible, ignore_index)
+    eligible = eligible_rows(target, ignore_index)
+    valid = check_labels(target, logits1.shape[1], eligible, ignore_index)
     shares = None
     if class_weights is not None or label_smoothing:
         shares = torch.zeros(logits1.shape, dtype=real, device=logits1.device)
@@ -477,12 +540,21 @@ def _log_probabilities_and_probabilities(logits1: Tensor, logits2: Tensor) -> tu
 # --- checks of values; arguments.py has those of types, shapes and plain numbers --------------------------------------
 
 
-def _check_labels(target: Tensor, logits: Tensor, eligible: Tensor, ignore_index: int | None) -> Tensor:
+def eligible_rows(target: Tensor, ignore_index: int | None) -> Tensor:
+    """Return which labels are not ignored, [B] bool."""
+    labels = target.long()
+    eligible = torch.ones_like(labels, dtype=torch.bool) if ignore_index is None else labels != ignore_index
+    if target.dtype == torch.uint64:  # past int64 a label turns negative: it is invalid, and no ignore_index
+        eligible = eligible | (labels < 0)
+    return eligible
+
+
+def check_labels(target: Tensor, classes: int, eligible: Tensor, ignore_index: int | None) -> Tensor:
     """Return which eligible rows have a label in [0, C); on the CPU raise ValueError for one that has not.
 
     Not while torch.compile traces, which cannot follow a branch on values.
     """
-    labels, classes = target.long(), logits.shape[1]
+    labels = target.long()
     valid = eligible & (labels >= 0) & (labels < classes)
     if labels.device.type == "cpu" and not is_compiling() and not torch.equal(valid, eligible):
         row = int((eligible & ~valid).nonzero()[0])

@@ -241,6 +241,21 @@ def _samples_of_size(name: str, dtype: torch.dtype, rows: int, classes: int, dev
         ]
     if name == "joint_loss":
         return [(z1, z2, target, None, 0.9), (z1_frozen, z2, target.int(), 1, 0.5)]
+    if name.startswith("linear_joint_loss"):
+        tensors = [torch.randn(size, device=device).to(dtype) for size in ((rows, 4), (classes, 4), (classes,)) * 2]
+        wanted = [tensor.clone().requires_grad_() for tensor in tensors]
+        samples = [(*wanted, target, None, 0.9, 4, False, rows), (*wanted, target.int(), 1, 0.5, 4, True, rows)]
+        samples.append((*wanted[:2], None, *tensors[3:5], None, target, None, 0.9, 4, False, rows))
+        if name == "linear_joint_loss":
+            return samples
+        backward = []
+        for *inputs, labels, ignored, co_lambda, chunk, keep, most in samples:
+            frozen = [None if each is None else each.detach() for each in inputs]
+            results = operators.linear_joint_loss(*frozen, labels, ignored, co_lambda, chunk, keep, most)
+            needed = [each is not None and each.requires_grad for each in inputs]
+            grad = torch.ones_like(results[0])
+            backward.append((grad, *frozen, labels, *results, ignored, co_lambda, chunk, most, needed))
+        return backward
     if name == "select_small_loss":
         losses = z1_frozen[:, 0]
         return [(losses, 2, None, None), (losses, None, num_keep, losses > 0)]

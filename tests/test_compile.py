@@ -21,6 +21,8 @@ def test_the_library_has_the_operators_that_are_tested():
         "jocor_loss",
         "joint_loss",
         "joint_loss_backward",
+        "linear_joint_loss",
+        "linear_joint_loss_backward",
         "select_small_loss",
     ]
 

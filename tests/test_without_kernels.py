@@ -39,8 +39,11 @@ def every(z1, z2):
     exchanged = jf.coteaching_loss(z1, z2, target, forget_rate=0.3, disagreement=True, rounding="floor")
     decoupled = jf.decoupling_loss(z1, z2, target)
     corrected = jf.forward_corrected_loss(z1, target, transition)
-    losses = joint.loss, module.loss, exchanged.loss, decoupled.loss, corrected, jf.joint_loss(z1, z2, target).mean()
-    masks = joint.selected, module.selected, exchanged.selected1, decoupled.selected, jf.select_small_loss(tied, 3)
+    linear = jf.linear_jocor_loss(z1, torch.eye(10), z2, torch.eye(10), target, forget_rate=0.3)
+    rows = jf.joint_loss(z1, z2, target).mean()
+    losses = linear.loss, joint.loss, module.loss, exchanged.loss, decoupled.loss, corrected, rows
+    outs = linear, joint, module, decoupled
+    masks = *(out.selected for out in outs), exchanged.selected1, jf.select_small_loss(tied, 3)
     return torch.stack(losses), torch.cat([mask.long() for mask in masks])
 
 def results(function):
