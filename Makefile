@@ -26,7 +26,8 @@ help:
 	@echo "make docs     the API's pages from its docstrings, which are checked first: build/docs/index.html"
 	@echo "make bench    loss and training step by pytest-benchmark, on a GPU if any: benchmarks/results/bench_loss.json, .md, .png"
 	@echo "              and bench_step.md"
-	@echo "make compare  the loss against its contenders, each at its best setting: benchmarks/results/loss_cpu.json and .md"
+	@echo "make compare  the loss against its contenders, each at its best setting: benchmarks/results/loss_cpu.json and .md,"
+	@echo "              and from hidden states: linear_loss.json and .md"
 	@echo "make gpu      tests and measures on a GPU, offline, with $(PYTHON): six minutes; PARTS=bench-full for others"
 	@echo "make lint     formatting, lint and types; make format repairs the formatting"
 	@echo "make clean    removes .venv and what was built"
@@ -58,6 +59,7 @@ bench: $(VENV)/.test $(VENV)/.package
 
 compare: $(VENV)/.package
 	$(BIN)/python benchmarks/compare.py
+	$(BIN)/python benchmarks/linear_loss.py
 
 # Not in .venv: a machine with a GPU may have no network, and its own Python has torch. What it lacks, such as DALI, may
 # lie on PYTHONPATH.

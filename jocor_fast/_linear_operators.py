@@ -14,6 +14,8 @@ from torch import Tensor
 
 from jocor_fast.reference import check_labels, eligible_rows
 
+_CACHED_BYTES = 1 << 20  # of one network's logits
+
 _joint_loss = torch.ops.jocor_fast.joint_loss.default
 _joint_loss_backward = torch.ops.jocor_fast.joint_loss_backward.default
 
@@ -85,22 +87,32 @@ def linear_joint_loss_backward(
     weights = torch.where(per_sample.isfinite(), grad, 0.0)
     trained = _trained_rows(weights, most_trained)
     kept = logits1.numel() > 0
+    at_once = len(trained) if kept else min(chunk_rows, len(trained))
     networks = [
-        _Gradients(hidden1, weight1, bias1, logits1 if kept else None, wanted[:3]),
-        _Gradients(hidden2, weight2, bias2, logits2 if kept else None, wanted[3:]),
+        _Gradients(hidden1, weight1, bias1, logits1 if kept else None, wanted[:3], at_once),
+        _Gradients(hidden2, weight2, bias2, logits2 if kept else None, wanted[3:], at_once),
     ]
-    for chunk in _chunks(len(trained), len(trained) if kept else chunk_rows):
+    for chunk in _chunks(len(trained), at_once):
         rows = trained[chunk]
         # Of the rows that were taken without counting some are not trained: a zero times NaN would be NaN.
         real = None if _may_count(rows) else (weights[rows] != 0)[:, None]
         logits = [network.logits(rows, real) for network in networks]
-        gradients = _joint_loss_backward(
-            *(weights[rows], *logits, target[rows], ignore_index, co_lambda, statistics[rows]),
-            *(None, None, None, None),
-            *(network.needed for network in networks),
-        )
-        for network, gradient in zip(networks, gradients, strict=True):
-            network.add(rows, gradient)
+        inputs = (weights[rows], *logits, target[rows]), statistics[rows]
+        # The gradients take the place of the logits. On a CPU a few rows at a time: they stay in its cache.
+        few = max(2, _CACHED_BYTES // logits[0][:1].nbytes) if _may_count(rows) else len(rows)
+        for part in _chunks(len(rows), few):
+            gradients = _joint_loss_backward(
+                *(of[part] for of in inputs[0]),
+                *(ignore_index, co_lambda, inputs[1][part]),
+                *(None, None, None, None),
+                *(network.needed for network in networks),
+            )
+            for z, gradient, network in zip(logits, gradients, networks, strict=True):
+                if network.needed:
+                    z[part] = gradient
+        for network, gradient in zip(networks, logits, strict=True):
+            if network.needed:
+                network.add(rows, gradient)
     return (*networks[0].results(), *networks[1].results())
 
 
@@ -108,10 +120,17 @@ class _Gradients:
     """The gradients of one network, added up chunk by chunk: in float32 those of half-precision weights."""
 
     def __init__(
-        self, hidden: Tensor, weight: Tensor, bias: Tensor | None, logits: Tensor | None, wanted: Sequence[bool]
+        self,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        kept: Tensor | None,
+        wanted: Sequence[bool],
+        at_once: int,
     ) -> None:
         self.inputs = (hidden, weight, bias)
-        self.kept = logits
+        self.kept = kept  # the logits of all rows
+        self.buffer = hidden.new_empty((at_once, len(weight)))
         self.needed = any(wanted)
         real = torch.promote_types(weight.dtype, torch.float32)
         self.hidden = torch.zeros_like(hidden) if wanted[0] else None
@@ -120,10 +139,12 @@ class _Gradients:
         self._rows: Tensor | None = None  # hidden states of the chunk
 
     def logits(self, rows: Tensor, real: Tensor | None) -> Tensor:
-        """Return the logits of some rows; those that are not `real` count as zeros."""
+        """Return the logits of some rows, in the buffer; hidden states that are not `real` count as zeros."""
         hidden, weight, bias = self.inputs
         self._rows = hidden[rows] if real is None else torch.where(real, hidden[rows], 0.0)
-        return self.kept[rows] if self.kept is not None else _logits(self._rows, weight, bias)
+        if self.kept is not None:
+            return torch.index_select(self.kept, 0, rows, out=self.buffer)
+        return _logits(self._rows, weight, bias, self.buffer)
 
     def add(self, rows: Tensor, gradient: Tensor) -> None:
         """Add the share of some rows, from the gradient of their logits."""
@@ -148,8 +169,8 @@ class _Gradients:
         return first, second, third
 
 
-def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, buffer: Tensor | None = None) -> Tensor:
-    out = None if buffer is None else buffer[: len(hidden)]
+def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, buffer: Tensor) -> Tensor:
+    out = buffer[: len(hidden)]
     return torch.mm(hidden, weight.t(), out=out) if bias is None else torch.addmm(bias, hidden, weight.t(), out=out)
 
 

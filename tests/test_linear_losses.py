@@ -122,10 +122,10 @@ def test_the_backward_pass_multiplies_selected_rows_alone(chunk_rows: int | None
 
 @pytest.mark.parametrize("chunk_rows", [None, 7])
 def test_the_logits_of_a_chunk_are_all_that_there_is(chunk_rows: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Chosen from the sizes: kept where they are few, else chunks of at least 32 rows."""
+    """Chosen from the sizes: kept where they are few, else chunks of at least 64 rows."""
     monkeypatch.setattr(linear_losses, "KEPT_BYTES", 0)
     rows = rows_read_by_gemms(lambda: jf.linear_jocor_loss(**pair(rows=100), forget_rate=0.5, chunk_rows=chunk_rows))
-    assert (max(rows), sum(rows)) == (chunk_rows or 32, 200)
+    assert (max(rows), sum(rows)) == (chunk_rows or 64, 200)
 
 
 @pytest.mark.parametrize("chunk_rows", [None, 7])

@@ -50,12 +50,14 @@ def test_the_readme_stays_short() -> None:
 
 @pytest.mark.parametrize("example", EXAMPLES)
 def test_an_example_runs(example: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    if "import lightning" in example:
-        pytest.importorskip("lightning", reason="lightning is not installed")
+    for package in ("lightning", "transformers"):
+        if f"import {package}" in example:
+            pytest.importorskip(package, reason=f"{package} is not installed")
     monkeypatch.chdir(tmp_path)
     names: dict[str, object] = {}
     exec(compile(example, "an example", "exec"), names)
     assert "jf" in names
+    assert names.get("share", 1.0) >= 0.9  # of the wrong among what an example drops
 
 
 def test_the_way_of_a_new_user_is_that_of_the_readme(
