@@ -35,13 +35,12 @@ from jocor_fast.data.arrays import user_path
 from jocor_fast.data.classes import as_array, class_numbers, number_classes
 from jocor_fast.diagnosis.audit_files import AuditFiles
 from jocor_fast.diagnosis.feature_heads import CHUNK_ROWS, MOST_COLUMNS, HeldOut, Rows, predict_held_out
-from jocor_fast.diagnosis.noise_estimate import rate_and_rows, surest
 from jocor_fast.diagnosis.wrong_labels import WRONG, Audit
 from jocor_fast.engine.settings import device_name
 from jocor_fast.errors import ArgumentTypeError, ArgumentValueError
 from jocor_fast.files.whole_file import check_writable
 from jocor_fast.machine import own_modes, resolve_device
-from jocor_fast.noise.estimate import pair_counts, rows_of_counts
+from jocor_fast.noise.estimate import pair_counts, rate_and_rows, rows_of_counts, surest
 
 LEAST_ROWS = 10
 SUREST = 0.1  # the part of the rows taken for a class whose labels make its row of T,

@@ -30,9 +30,15 @@ from jocor_fast.config.resolve import Config
 from jocor_fast.config.task import Task
 from jocor_fast.diagnosis.cross_fit import CrossFit, cross_fit, default_epochs
 from jocor_fast.files.names import MOST_CLASSES_IN_JSON
-from jocor_fast.noise.estimate import pair_counts, rows_of_counts
+from jocor_fast.noise.estimate import (
+    SUREST,
+    non_negative_solution,
+    pair_counts,
+    rate_and_rows_of_surest,
+    rows_of_counts,
+    surest,
+)
 
-SUREST = 0.3  # the share of the samples taken for a class whose labels are believed to tell its row
 SUREST_OF_ALL = 0.1  # the share by which it is tried whether they can be believed
 DRAWS = 100  # of the bootstrap
 # Agreement with all labels over that with those of the surest. It is near 1 where networks learn (digits and MNIST,
@@ -128,9 +134,7 @@ def from_predictions(fit: CrossFit, labels: np.ndarray) -> NoiseEstimate:
     certainty = fit.probability[known].max(1)
 
     def of(rows: np.ndarray, share: float = SUREST) -> tuple[float, np.ndarray]:
-        sure = surest(predicted[rows], certainty[rows], num_classes, share)
-        joint = pair_counts(predicted[rows][sure], labels[rows][sure], num_classes)
-        return rate_and_rows(joint, np.bincount(labels[rows], minlength=num_classes))
+        return rate_and_rows_of_surest(labels[rows], predicted[rows], certainty[rows], num_classes, share)
 
     everything = np.arange(len(labels))
     rate, transition = of(everything)
@@ -165,7 +169,7 @@ def from_predictions_and_truth(fit: CrossFit, labels: np.ndarray, val_labels: np
         both = np.tile(val_labels[val_rows], 2)
         errors = rows_of_counts(pair_counts(both, val_predicted[:, val_rows].ravel(), num_classes))
         joint = pair_counts(predicted[rows], labels[rows], num_classes) / len(rows)
-        solved = np.stack([_non_negative_solution(errors.T, column) for column in joint.T], axis=1)
+        solved = np.stack([non_negative_solution(errors.T, column) for column in joint.T], axis=1)
         return 1.0 - float(np.trace(solved)) / max(float(solved.sum()), 1e-12), rows_of_counts(solved)
 
     rate, transition = of(np.arange(len(labels)), np.arange(len(val_labels)))
@@ -190,32 +194,6 @@ def _is_too_high(rate: float, uncertainty: float, of_surest_of_all: float, agree
     """
     falls = rate - of_surest_of_all > uncertainty / 2 and rate > 2 * uncertainty
     return (agreement < LEAST_AGREEMENT and falls) or rate - uncertainty > 0.5
-
-
-def surest(
-    predicted: np.ndarray, certainty: np.ndarray, num_classes: int, share: float = SUREST, least: int = 1
-) -> np.ndarray:
-    """Return this share of the rows of each prediction, the surest of them, and `least` rows at least."""
-    order = np.lexsort((-certainty, predicted))
-    counts = np.bincount(predicted, minlength=num_classes)
-    starts = np.cumsum(counts) - counts
-    place = np.arange(len(order)) - starts[predicted[order]]
-    return order[place < np.maximum(np.ceil(share * counts), least)[predicted[order]]]
-
-
-def rate_and_rows(joint: np.ndarray, label_counts: np.ndarray) -> tuple[float, np.ndarray]:
-    """Return τ and T, from the counts [C, C] by true class and label and how often each label occurs in all."""
-    transition = rows_of_counts(joint)
-    classes = _non_negative_solution(transition.T, label_counts / label_counts.sum())
-    return float(classes @ (1.0 - np.diagonal(transition)) / classes.sum()), transition
-
-
-def _non_negative_solution(matrix: np.ndarray, target: np.ndarray) -> np.ndarray:
-    """The x ≥ 0 for which matrix · x is nearest to the target."""
-    from scipy.optimize import nnls  # it takes half a second to import, and every command imports this module
-
-    solution: np.ndarray = nnls(matrix, target)[0]
-    return solution
 
 
 def _draws(num_classes: int) -> int:

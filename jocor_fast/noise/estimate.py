@@ -1,7 +1,10 @@
-"""The transition matrix of label noise: counted, or estimated from a network that was trained on the noisy labels.
+"""The transition matrix of label noise: counted, or estimated from networks that were trained on the noisy labels.
 
 Where a sample surely is of class i (an "anchor"), a network trained on noisy labels predicts of it how class i is
 labelled: row i of T, T[i, j] = P(noisy j | clean i) (Patrini et al., CVPR 2017, theorem 3).
+
+Or it is counted how the samples are labelled that surely are of class i (ours). Where the networks have not learnt these
+labels by heart, how sure they are does not depend on them.
 """
 
 from __future__ import annotations
@@ -9,6 +12,8 @@ from __future__ import annotations
 import numpy as np
 
 _PERCENTILE = 97.0
+SUREST = 0.3  # the share of the samples taken for a class whose labels are believed to tell its row
+HIGHEST_FORGET_RATE = 0.95  # of an estimate: some of each batch must be left to learn from
 
 
 def pair_counts(first: np.ndarray, second: np.ndarray, num_classes: int) -> np.ndarray:
@@ -54,3 +59,49 @@ def estimate_transition(probabilities: np.ndarray, percentile: float) -> np.ndar
     anchors = (matrix == at_percentile).argmax(axis=0)
     rows = matrix[anchors]  # a copy
     return rows / rows.sum(axis=1, keepdims=True)
+
+
+def surest(
+    predicted: np.ndarray, certainty: np.ndarray, num_classes: int, share: float = SUREST, least: int = 1
+) -> np.ndarray:
+    """Return this share of the rows of each prediction, the surest of them, and `least` rows at least."""
+    order = np.lexsort((-certainty, predicted))
+    counts = np.bincount(predicted, minlength=num_classes)
+    starts = np.cumsum(counts) - counts
+    place = np.arange(len(order)) - starts[predicted[order]]
+    return order[place < np.maximum(np.ceil(share * counts), least)[predicted[order]]]
+
+
+def rate_and_rows_of_surest(
+    labels: np.ndarray, predicted: np.ndarray, certainty: np.ndarray, num_classes: int, share: float = SUREST
+) -> tuple[float, np.ndarray]:
+    """Return τ and T, by how the samples of each prediction are labelled that networks are surest of.
+
+    Args:
+        labels: int64 [N], the noisy labels.
+        predicted: int64 [N].
+        certainty: float [N], in any unit.
+        num_classes: C.
+        share: of the samples of each prediction, those that are counted.
+
+    Returns:
+        τ, the share of wrong labels in [0, 1], and T, float64 [C, C].
+    """
+    sure = surest(predicted, certainty, num_classes, share)
+    joint = pair_counts(predicted[sure], labels[sure], num_classes)
+    return rate_and_rows(joint, np.bincount(labels, minlength=num_classes))
+
+
+def rate_and_rows(joint: np.ndarray, label_counts: np.ndarray) -> tuple[float, np.ndarray]:
+    """Return τ and T, from the counts [C, C] by true class and label and how often each label occurs in all."""
+    transition = rows_of_counts(joint)
+    classes = non_negative_solution(transition.T, label_counts / label_counts.sum())
+    return float(classes @ (1.0 - np.diagonal(transition)) / classes.sum()), transition
+
+
+def non_negative_solution(matrix: np.ndarray, target: np.ndarray) -> np.ndarray:
+    """Return the x ≥ 0 for which matrix · x is nearest to the target."""
+    from scipy.optimize import nnls  # it takes half a second to import, and every command imports this module
+
+    solution: np.ndarray = nnls(matrix, target)[0]
+    return solution
