@@ -46,7 +46,8 @@ class JoCoRClassifier(ClassifierMixin, BaseEstimator):
     True
 
     Args:
-        forget_rate: τ in [0, 1), the share of wrong labels that you expect: so many of each batch are left out.
+        forget_rate: τ in [0, 1), the share of wrong labels that you expect: so many of each batch are left out;
+            "adaptive": the share is estimated while the ramp lasts.
         network: "mlp" (one hidden layer), "cnn", the name of a torchvision classifier, or a function of (shape of a
             sample, number of classes) that builds a module which gives logits.
         method: a key of `jocor_fast.methods.METHODS`.
@@ -73,7 +74,7 @@ class JoCoRClassifier(ClassifierMixin, BaseEstimator):
 
     def __init__(
         self,
-        forget_rate: float = 0.2,
+        forget_rate: float | str = 0.2,
         *,
         network: str | Callable[[Sequence[int], int], nn.Module] = "mlp",
         method: str = "jocor",

@@ -42,7 +42,7 @@ def train(
     val_data: tuple[Any, Any] | None = None,
     clean_labels: Any = None,
     method: str = "jocor",
-    forget_rate: float,
+    forget_rate: float | str,
     co_lambda: float = 0.9,
     ramp_epochs: int = 10,
     epochs: int = 200,
@@ -98,7 +98,8 @@ def train(
         method: a key of `jocor_fast.methods.METHODS`. "f-correction" trains twice: first a standard network (a copy of
             the module that was handed in), whose predictions give the transition matrix.
         forget_rate: τ in [0, 1), the share of each batch to leave out once the ramp is over (a method that does not
-            select by loss does not use it).
+            select by loss does not use it). "adaptive": the share of wrong labels as the run estimates it after each
+            epoch of the ramp; `forget_rate` in the metrics is its course. Give a number where you know it.
         co_lambda: λ in [0, 1], the weight of the agreement between the networks.
         ramp_epochs: T_k ≥ 0, epochs until the full forget rate. It should span a few hundred steps: on small data take
             a small batch_size. A run of fewer epochs never comes to that rate, which a warning says.

@@ -23,9 +23,9 @@ from jocor_fast.runs.fit import Recording, Run
 
 CLASSES = 4
 METRICS = [  # the fields of a line of metrics.jsonl, in their order
-    "epoch", "lr", "keep_rate", "train_loss", "label_precision", "test_accuracy_1", "test_accuracy_2", "test_accuracy",
-    "test_accuracy_ensemble", "val_accuracy", "nonfinite_rows", "bad_files", "wait_share", "seconds", "eval_seconds",
-    "samples_per_second", "selected_share_per_class",
+    "epoch", "lr", "keep_rate", "forget_rate", "train_loss", "label_precision", "test_accuracy_1", "test_accuracy_2",
+    "test_accuracy", "test_accuracy_ensemble", "val_accuracy", "nonfinite_rows", "bad_files", "wait_share", "seconds",
+    "eval_seconds", "samples_per_second", "selected_share_per_class",
 ]  # fmt: skip
 TIMINGS = ("seconds", "eval_seconds", "samples_per_second", "wait_share")
 

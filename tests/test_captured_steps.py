@@ -79,6 +79,7 @@ RUNS: list[tuple[Build, dict[str, Any]]] = [
     (small_tanh, {"method": "decoupling"}),
     (small_tanh, {"method": "coteaching-plus", "warmup_epochs": 1}),
     (small_tanh, {"optimizer": "sgd", "lr": 0.1}),
+    (small_tanh, {"forget_rate": "adaptive", "ramp_epochs": 2}),
     (small_tanh, {"decay_start": 1}),
     (small_tanh, {"selection_per_class": True, "class_weights": "balanced", "label_smoothing": 0.1}),
     (small_tanh, {"selection_per_class": True, "method": "coteaching-plus", "warmup_epochs": 1}),

@@ -123,7 +123,12 @@ def test_what_is_unknown_or_absent_is_null(tmp_path: Path) -> None:
     result = fit(settings(epochs=2, method="standard"), small_mlp, unknown, output=tmp_path)
     line, summary = result.metrics[-1], result.summary
     nulls = {name for name, value in line.items() if value is None}
-    assert nulls == {name for name in METRICS if "accuracy" in name} | {"label_precision", "bad_files", "wait_share"}
+    assert nulls == {name for name in METRICS if "accuracy" in name} | {
+        "forget_rate",
+        "label_precision",
+        "bad_files",
+        "wait_share",
+    }
     assert summary["last_10_mean"] == {"test_accuracy": None, "label_precision": None, "epochs": 2}
     assert summary["best_by_validation"] is None
     assert summary["realised_noise_rate"] is None

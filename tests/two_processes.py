@@ -287,6 +287,7 @@ SCENARIOS: dict[str, Callable[[Processes], dict[str, Any]]] = {
     "method per class": lambda processes: epochs(
         processes, selection_per_class=True, class_weights="balanced", count=2
     ),
+    "method adaptive": lambda processes: epochs(processes, forget_rate="adaptive", count=3),
     "network paired": lambda processes: epochs(processes, small_mlp, count=2),
     "network convolutions": lambda processes: epochs(
         processes, two_convolutions, data=blobs(SAMPLES, (3, 8, 8)), augment="crop-flip"

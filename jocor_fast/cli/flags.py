@@ -70,7 +70,18 @@ def parse_device(text: str) -> torch.device:
 
 def _add(parser: argparse._ActionsContainer, option: Option, default: Any) -> None:
     kind: dict[str, Any] = {"action": "store_true"} if option.kind == "switch" else {"metavar": option.metavar}
+    if option.kind == "number" and option.choices:
+        kind["action"] = _Once
     parser.add_argument(option.flag, dest=option.name, default=default, help=_help(option), **kind)
+
+
+class _Once(argparse.Action):
+    """Refuses a second value, for options that take a number or a word: which of the two is meant is not to be guessed."""
+
+    def __call__(self, parser: argparse.ArgumentParser, namespace: Any, values: Any, option_string: Any = None) -> None:
+        if getattr(namespace, self.dest, self.default) != self.default:
+            parser.error(f"{option_string} must be given once, got {getattr(namespace, self.dest)} and {values}")
+        setattr(namespace, self.dest, values)
 
 
 def _help(option: Option) -> str:

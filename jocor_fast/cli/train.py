@@ -29,6 +29,7 @@ from jocor_fast.errors import FailedElsewhere, RunError
 from jocor_fast.files.names import CHECKPOINT, CONFIG, FIRST_STAGE, read_json
 from jocor_fast.machine import resolve_device
 from jocor_fast.methods import METHODS
+from jocor_fast.noise.estimate import HIGHEST_FORGET_RATE
 from jocor_fast.report.screen import TrainingProgress, final_table, phase, say, say_subjects, warn
 from jocor_fast.report.tensorboard import TensorBoardLog
 from jocor_fast.runs.fit import EpochEvent, Observer, Recording, Run, fit
@@ -51,7 +52,6 @@ torchrun starts several processes that train together:
 # The others are kept in config.json and compared on --resume. Not part of what a run is: where files lie, which there
 # are, when it pauses, and whether bad ones end it.
 NOT_RECORDED = ("data_root", "output", "resume", "stop_after", "checkpoint_every", "tensorboard", "strict")
-HIGHEST_FORGET_RATE = 0.95  # of an estimate: some of each batch must be left to learn from
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

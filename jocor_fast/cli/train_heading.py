@@ -34,7 +34,9 @@ def print_heading(
         lines["classes"] = _classes_text(task.dataset.label_table)
     lines["method"] = f"{method.title}, recipe {training.recipe}, seed {training.seed}"
     if method.selects:
-        lines["τ"] = f"{training.forget_rate:.4g} from epoch {training.ramp_epochs} on ({config.origin('forget_rate')})"
+        rate = training.forget_rate
+        rate = "estimated in training," if isinstance(rate, str) else f"{rate:.4g}"
+        lines["τ"] = f"{rate} from epoch {training.ramp_epochs} on ({config.origin('forget_rate')})"
     lines |= {SHOWN_AS.get(name, name): f"{config.value(name):g} ({config.origin(name)})" for name in method.options}
     given = {name: config.value(name) for name in ("class_weights", "label_smoothing", "selection_per_class")}
     parts = [(name.replace("_", " "), "" if value is True else f" {value}") for name, value in given.items() if value]

@@ -33,7 +33,7 @@ def warnings_of(config: Config, task: Task, processes: Processes, batch: int) ->
 def _forget_rate_warning(config: Config, task: Task) -> str | None:
     """A sentence where τ was chosen lower than the share of wrong labels, else None."""
     realised, forget_rate = task.realised_noise_rate, config.training.forget_rate
-    if not METHODS[config.training.method].selects or realised is None:
+    if not METHODS[config.training.method].selects or realised is None or isinstance(forget_rate, str):
         return None
     expected = realised if task.expected_noise_rate is None else task.expected_noise_rate
     if forget_rate >= min(realised, expected) - RATE_TOLERANCE:
@@ -51,7 +51,7 @@ def _ramp_warning(config: Config, task: Task, batch: int) -> str | None:
         return unfinished
     ramp, selects = (
         config.training.ramp_epochs,
-        METHODS[config.training.method].selects and config.training.forget_rate > 0,
+        METHODS[config.training.method].selects and config.training.forget_rate != 0,
     )
     steps = ramp * steps_per_epoch(len(task.train.labels), batch, config.training.recipe)
     if not selects or not 0 < steps < SHORT_RAMP_STEPS:

@@ -14,7 +14,7 @@ from jocor_fast.data.catalogue import DATASETS, entry_of, models_text
 from jocor_fast.data.dataset import Entry
 from jocor_fast.data.images.preprocessing import CROP, NORMALISATIONS
 from jocor_fast.data.images.source import LOADERS
-from jocor_fast.engine.settings import MACHINE, METHOD, TOGETHER, TRAINING, TrainSettings, method_options
+from jocor_fast.engine.settings import ADAPTIVE, MACHINE, METHOD, TOGETHER, TRAINING, TrainSettings, method_options
 from jocor_fast.methods import uses_forget_rate
 from jocor_fast.noise.matrices import NOISE_KINDS
 from jocor_fast.option import Option, option, options_of
@@ -98,8 +98,9 @@ class RunOptions:
     )
     forget_rate: float | str | None = option(
         None, METHOD, "T",
-        "τ in [0, 1): share of each batch to drop as mislabelled; auto: run estimate-noise first and use its result",
-        choices=(AUTO,), idle=_no_forgetting,
+        "τ in [0, 1): share of each batch to drop as mislabelled; auto: run estimate-noise first and use its result; "
+        "adaptive: estimate it while training, until the ramp is over",
+        choices=(AUTO, ADAPTIVE), idle=_no_forgetting,
         why="the expected share of wrong labels; required if the true labels are unknown",
     )
     class_weights: str | None = option(

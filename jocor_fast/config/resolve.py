@@ -22,7 +22,7 @@ from jocor_fast.config.options import OPTIONS, RUN_FIELDS, TRAINING_FIELDS, RunO
 from jocor_fast.config.presets import PRESETS, PUBLISHED_CO_LAMBDA, Preset, preset_co_lambda
 from jocor_fast.data.arrays import user_path
 from jocor_fast.data.catalogue import entry_of, split_name
-from jocor_fast.engine.settings import BALANCED, TrainSettings, method_options
+from jocor_fast.engine.settings import ADAPTIVE, BALANCED, TrainSettings, method_options
 from jocor_fast.errors import ConfigError, DataError, RunError, called
 from jocor_fast.files.names import number_in_name
 from jocor_fast.machine import resolve_device
@@ -54,7 +54,7 @@ class Config(RunOptions):
     """The options of a run, with the source of each and the reason of those that were not given.
 
     Attributes:
-        training: the settings of the engine. Its forget rate is 0 until `forget_rate` is a number.
+        training: the settings of the engine. Its forget rate is 0 while `forget_rate` is None or to be estimated first.
         sources: where the value of each option comes from.
         reasons: why a value that was not given is what it is, where there is more to say than "it is the default".
         file: the configuration file, for messages.
@@ -86,7 +86,7 @@ class Config(RunOptions):
             self.reasons[name] = reason
         if name in RUN_FIELDS:
             setattr(self, name, value)
-        if name not in RUN_FIELDS or (name == "forget_rate" and isinstance(value, float)):
+        if name not in RUN_FIELDS or (name == "forget_rate" and _for_the_engine(value)):
             with self.naming(name):
                 self.training = TrainSettings.of({**self.training.as_dict(), name: value})
 
@@ -133,6 +133,11 @@ class Config(RunOptions):
             raise RunError(f"out of memory on {device}: a smaller {smaller} needs less") from error
 
 
+def _for_the_engine(forget_rate: float | str | None) -> bool:
+    """Whether it is what a run can begin with."""
+    return forget_rate == ADAPTIVE or isinstance(forget_rate, float)
+
+
 def resolve(flags: Mapping[str, str | bool], file: str | None = None) -> Config:
     """Settings from flags (option name → text, or True for a switch) and a TOML file, the rest filled in.
 
@@ -156,7 +161,7 @@ def resolve(flags: Mapping[str, str | bool], file: str | None = None) -> Config:
     if not 0 <= config.val_fraction < 1:  # NaN fails both comparisons
         raise ConfigError(f"{config.label('val_fraction')} must lie in [0, 1), got {config.val_fraction:g}")
     _decide_training(config, values)
-    values["forget_rate"] = config.forget_rate if isinstance(config.forget_rate, float) else 0.0
+    values["forget_rate"] = config.forget_rate if _for_the_engine(config.forget_rate) else 0.0
     values["class_weights"] = BALANCED if config.class_weights == BALANCED else None  # a file is read with the data
     with config.naming(*TRAINING_FIELDS, *method_options(), "forget_rate", "class_weights"):
         config.training = TrainSettings.of(values)

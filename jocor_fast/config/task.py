@@ -24,7 +24,7 @@ from jocor_fast.data.images.bad_files import BadFiles
 from jocor_fast.data.images.source import ImageFiles, choose_loader
 from jocor_fast.data.labels import read_labels
 from jocor_fast.data.samples import Samples
-from jocor_fast.engine.settings import BALANCED
+from jocor_fast.engine.settings import ADAPTIVE, BALANCED
 from jocor_fast.errors import ArgumentValueError, ConfigError
 from jocor_fast.files.names import CHECKPOINT, PREVIOUS_CHECKPOINT
 from jocor_fast.machine import resolve_device
@@ -240,12 +240,13 @@ def _validation(config: Config, dataset: Dataset, labels: _NoisyLabels, held_out
             f"{config.label('val_labels')} clean needs --clean-labels, "
             "--labels-are-clean, or a clean column in --labels"
         )
-    if kind == "small-loss" and config.forget_rate == AUTO:
+    rate = config.forget_rate
+    if kind == "small-loss" and not isinstance(rate, float):
         raise ConfigError(
             f"{config.label('val_labels')} small-loss needs a number for {config.label('forget_rate')}: "
             "jocor-fast estimate-noise finds it"
         )
-    keep_rate = 1.0 - config.training.forget_rate if kind == "small-loss" else 1.0
+    keep_rate = 1.0 - rate if kind == "small-loss" and isinstance(rate, float) else 1.0
     return replace(_labelled(dataset.train, chosen, None).subset(held_out), keep_rate=keep_rate)
 
 
@@ -269,7 +270,7 @@ def _decide_forget_rate(config: Config, labels: _NoisyLabels, realised: float | 
     if config.forget_rate == AUTO and used and config.labels_are_clean and not realised:
         reason = f"no label is wrong, by {config.label('labels_are_clean')}"
         config.decide("forget_rate", 0.0, config.sources["forget_rate"], reason)
-    elif config.given("forget_rate") and (used or config.forget_rate != AUTO):
+    elif config.given("forget_rate") and (used or config.forget_rate not in (AUTO, ADAPTIVE)):
         return
     elif not used:
         reason = f"{config.training.method} does not select by loss"
@@ -282,5 +283,6 @@ def _decide_forget_rate(config: Config, labels: _NoisyLabels, realised: float | 
         where = "with " + config.label("labels") if config.labels is not None else f"for {config.dataset}"
         raise ConfigError(
             f"--forget-rate is required {where} where the clean labels are unknown: the share of wrong labels that you "
-            "expect, in [0, 1), or auto to have it estimated first; --labels-are-clean says that none is wrong"
+            "expect, in [0, 1), auto to have it estimated first, or adaptive to have it estimated in training; "
+            "--labels-are-clean says that none is wrong"
         )

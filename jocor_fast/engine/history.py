@@ -70,11 +70,19 @@ class SampleHistory:
     one operation each. Nothing in `record` waits for the device, and the table stays in its place.
     """
 
-    def __init__(self, labels: Tensor, num_networks: int, *, ranked: bool = False) -> None:
-        """Begin, for int64 labels [N] on the run's device; `ranked`: `rank` is to be called before each epoch."""
+    def __init__(self, labels: Tensor, num_networks: int, *, ranked: bool = False, certainties: bool = False) -> None:
+        """Begin a history.
+
+        Args:
+            labels: int64 [N], on the run's device.
+            num_networks: K.
+            ranked: whether `rank` is to be called before each epoch.
+            certainties: whether to keep how sure the networks are of what they predict, for `certainty`.
+        """
         self.labels = labels
         self.num_networks = num_networks
         self.ranks = torch.zeros(len(labels), device=labels.device) if ranked else None
+        self.certainty = torch.zeros(len(labels), device=labels.device) if certainties else None
         means = 1 + num_networks
         self.table = torch.zeros(len(labels), _FIRST_MEAN + means + num_networks, device=labels.device)
         # A row r becomes keep · r + add · x: counts add up, means move, predictions are replaced. The means start at
@@ -129,14 +137,16 @@ class SampleHistory:
         # Classes first: torch's softmax over rows of ten numbers takes fifteen times as long as over columns.
         by_class = torch.cat(logits, 1).softmax(0, dtype=torch.float32)  # [C, K · M]
         given = by_class.gather(0, labels.expand(num_networks, -1).reshape(1, -1))[0].nan_to_num_(nan=0.0)
-        predicted = by_class.max(0).indices.float()
+        largest, predicted = by_class.max(0)
         seen = torch.ones(len(samples), device=samples.device)
         selected = [sum(outcome.selected[1:], outcome.selected[0].float()) for outcome in outcomes]
         losses = [outcome.per_sample.float() for outcome in outcomes]
-        new = torch.cat([seen, *selected, seen, *losses, given, predicted]).view(-1, len(samples))
+        new = torch.cat([seen, *selected, seen, *losses, given, predicted.float()]).view(-1, len(samples))
         new[_FIRST_MEAN].nan_to_num_(nan=LARGEST_LOSS, posinf=LARGEST_LOSS)
         rows = self.table.index_select(0, samples).mul_(self._keep).addcmul_(new.t(), self._add)
         self.table.index_copy_(0, samples, rows)
+        if self.certainty is not None:
+            self.certainty.index_copy_(0, samples, largest.view(num_networks, -1).mean(0))
 
     def losses(self) -> Tensor:
         """Return [N], the moving means of the losses, on the device; NaN for a sample never seen."""
@@ -160,12 +170,17 @@ class SampleHistory:
         """Give all processes the rows of what each has trained on since the epoch began, int64 [M] in each."""
         self.record_noted()
         share_rows(self.table, samples, processes)
+        if self.certainty is not None:
+            share_rows(self.certainty, samples, processes)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the table, not copied, and the labels that its probabilities are of."""
         self.record_noted()
-        ranks = {} if self.ranks is None else {"ranks": self.ranks}
-        return {"table": self.table, "labels": self.labels.int(), **ranks}
+        further = {name: tensor for name, tensor in self._further().items() if tensor is not None}
+        return {"table": self.table, "labels": self.labels.int(), **further}
+
+    def _further(self) -> dict[str, Tensor | None]:
+        return {"ranks": self.ranks, "certainty": self.certainty}
 
     def statistics(self) -> SampleStatistics:
         """Return what there is, on the host."""
@@ -174,8 +189,9 @@ class SampleHistory:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Copy what `state_dict` returned, of a run on the same labels."""
         self.table.copy_(state["table"])
-        if self.ranks is not None:
-            self.ranks.copy_(state["ranks"])
+        for name, tensor in self._further().items():
+            if tensor is not None:
+                tensor.copy_(state[name])
 
 
 @torch.no_grad()

@@ -12,7 +12,7 @@ from jocor_fast.data.samples import Batch
 from jocor_fast.engine.epoch_log import EpochLog
 from jocor_fast.engine.evaluate import count_correct
 from jocor_fast.engine.metrics import Epoch, Fault, Metrics, epoch_metrics, fault_so_far
-from jocor_fast.engine.plan import EpochPlan, plan_epoch
+from jocor_fast.engine.plan import EpochPlan
 from jocor_fast.engine.state import TrainingState
 from jocor_fast.schedules import trained_epochs
 
@@ -52,7 +52,7 @@ def train(state: TrainingState, epochs: Iterable[int], observer: Observer) -> Fa
     """Train epochs, the first of which may be under way; return why the run has diverged, if it has."""
     settings = state.settings
     for epoch in epochs:
-        plan = plan_epoch(settings, epoch, len(state.labels), state.processes)
+        plan = state.plan_epoch(epoch)
         log, rates = state.begin_epoch(plan)
         batches = state.source.batches(log.order[log.step * plan.own_rows :], plan.own_rows, epoch)
         started = perf_counter()

@@ -156,6 +156,7 @@ METRICS: dict[str, Metric] = {
     "epoch": Metric(lambda epoch, _: epoch.plan.epoch),
     "lr": Metric(lambda epoch, _: epoch.plan.lr),
     "keep_rate": Metric(lambda epoch, _: epoch.plan.keep_rate),
+    "forget_rate": Metric(lambda epoch, _: epoch.plan.forget_rate),
     "train_loss": Metric(_train_loss, lambda epoch: _stacked(epoch.log.losses.mean(), epoch.log.selected.sum())),
     "label_precision": Metric(_label_precision, _clean_and_selected),
     "test_accuracy_1": _accuracy("test", "first"),

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from jocor_fast import schedules
 from jocor_fast.engine.processes import ALONE, Processes
-from jocor_fast.engine.settings import TrainSettings
+from jocor_fast.engine.settings import ADAPTIVE, TrainSettings
 from jocor_fast.errors import ArgumentValueError
 from jocor_fast.losses import num_keep
 from jocor_fast.methods import METHODS, Keep
@@ -32,6 +32,7 @@ class EpochPlan:
     lr: float
     beta1: float  # Adam's
     keep_rate: float  # R(t), 1 for a method that does not select by loss
+    forget_rate: float | None  # τ as the run has estimated it so far; None where it is given, or not used
     num_keep: int  # k, of each batch, or of each process's part of it where that selects alone
     steps: int
     batch_size: int  # rows in all processes together (all N samples where they are fewer than a batch)
@@ -83,26 +84,47 @@ def unfinished_ramp(settings: TrainSettings) -> str | None:
     """Return a sentence where the run ends before its ramp and never reaches its forget rate; else None."""
     if not METHODS[settings.method].selects:
         return None
-    ramp, rate, recipe = settings.ramp_epochs, settings.forget_rate, settings.recipe
+    ramp, recipe, adaptive = settings.ramp_epochs, settings.recipe, settings.forget_rate == ADAPTIVE
+    rate = 0.5 if isinstance(settings.forget_rate, str) else settings.forget_rate
     epochs = schedules.trained_epochs(settings.epochs, recipe)
     least = schedules.keep_rate(epochs, forget_rate=rate, ramp_epochs=ramp, recipe=recipe)
     if least <= 1.0 - rate:
         return None
+    left_out = f"{100 * (1 - least):.3g} % of a batch are left out, not the forget rate's {100 * rate:.3g} %"
+    if adaptive:
+        left_out = f"{100 * (1 - least) / rate:.3g} % of the forget rate are left out"
     return (
-        f"the ramp of {ramp} epochs is longer than the run of {epochs}: at most {100 * (1 - least):.3g} % of a batch "
-        f"are left out, not the forget rate's {100 * rate:.3g} %; more epochs or a shorter ramp come to it"
+        f"the ramp of {ramp} epochs is longer than the run of {epochs}: at most {left_out}; more epochs or a shorter "
+        "ramp come to it"
     )
 
 
-def plan_epoch(settings: TrainSettings, epoch: int, num_samples: int, processes: Processes = ALONE) -> EpochPlan:
-    """Read every schedule for an epoch (from 1) of a run on `num_samples` samples."""
+def plan_epoch(
+    settings: TrainSettings,
+    epoch: int,
+    num_samples: int,
+    processes: Processes = ALONE,
+    *,
+    estimated: float | None = None,
+) -> EpochPlan:
+    """Read every schedule for an epoch (from 1) of a run on `num_samples` samples.
+
+    Args:
+        settings: of the run.
+        epoch: t.
+        num_samples: N.
+        processes: those that train together.
+        estimated: τ as the run has estimated it so far, where the settings say that it is adaptive.
+    """
     recipe = settings.recipe
     assert settings.decay_start is not None  # TrainSettings puts the default in
-    keep_rate = 1.0
+    keep_rate, forget_rate = 1.0, None
     if METHODS[settings.method].selects:
-        keep_rate = schedules.keep_rate(
-            epoch, forget_rate=settings.forget_rate, ramp_epochs=settings.ramp_epochs, recipe=recipe
-        )
+        rate = settings.forget_rate
+        if isinstance(rate, str):
+            assert estimated is not None
+            rate = forget_rate = estimated
+        keep_rate = schedules.keep_rate(epoch, forget_rate=rate, ramp_epochs=settings.ramp_epochs, recipe=recipe)
     factor = schedules.planned_lr_factor(
         settings.lr_plan, epoch, epochs=settings.epochs, decay_start=settings.decay_start, recipe=recipe
     )
@@ -114,6 +136,7 @@ def plan_epoch(settings: TrainSettings, epoch: int, num_samples: int, processes:
         lr=settings.lr * factor,
         beta1=schedules.adam_beta1(epoch, decay_start=settings.decay_start, recipe=recipe),
         keep_rate=keep_rate,
+        forget_rate=forget_rate,
         num_keep=num_keep(selected_from, 1.0 - keep_rate, rounding=schedules.keep_rounding(recipe)),
         steps=schedules.steps_per_epoch(num_samples, batch_size, recipe),
         batch_size=batch_size,

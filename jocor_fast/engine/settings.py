@@ -19,6 +19,7 @@ from jocor_fast.schedules import LR_PLANS, RECIPES, default_decay_start, has_dec
 OptimizerSource = Callable[[list[torch.Tensor]], torch.optim.Optimizer]
 
 BALANCED = "balanced"  # class weights
+ADAPTIVE = "adaptive"  # τ
 OPTIMIZERS = ("adam", "sgd")
 AUGMENTATIONS = ("none", "crop-flip")
 PRECISIONS = ("float32", "bfloat16", "float16")
@@ -100,7 +101,8 @@ class TrainSettings:
     value a ValueError, and the message names the setting. What `option` declares is a flag of `jocor-fast train`.
 
     Attributes:
-        forget_rate: τ, float in [0, 1): the share of a batch that is left out once the ramp is over.
+        forget_rate: τ, float in [0, 1): the share of a batch that is left out once the ramp is over; "adaptive": it
+            follows the run (`engine.forget_rate`).
         optimizer: one of `OPTIMIZERS`, or a function that builds a torch optimiser of the parameters (files name it).
         method_options: further options of the method, by name; one that is not given has its default.
         class_weights: how much the samples of each class count in a loss: C numbers; "balanced": inverse to their
@@ -110,7 +112,7 @@ class TrainSettings:
 
     # fmt: off
     method: str = option("jocor", METHOD, "NAME", "training method", choices=METHODS)
-    forget_rate: float
+    forget_rate: float | str
     co_lambda: float = _of_method(
         "jocor", "co_lambda", why="mnist, cifar10, cifar100: the authors' values; --recipe published: 0.1"
     )
@@ -186,7 +188,7 @@ class TrainSettings:
     # fmt: on
 
     def __post_init__(self) -> None:
-        self._set("forget_rate", arguments.check_forget_rate(self.forget_rate))
+        self._set("forget_rate", _forget_rate(self.forget_rate))
         if self.decay_start is None:
             epochs = arguments.at_least("epochs", self.epochs, 1)
             self._set("decay_start", default_decay_start(epochs, recipe=self.recipe))
@@ -242,6 +244,15 @@ class TrainSettings:
 
     def _set(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)
+
+
+def _forget_rate(rate: Any) -> float | str:
+    """Return τ as a float, or "adaptive"; ArgumentError where it is neither."""
+    if isinstance(rate, str):
+        if rate != ADAPTIVE:
+            raise ArgumentValueError("forget_rate", f"must be a number in [0, 1) or {ADAPTIVE!r}, got {rate!r}")
+        return rate
+    return arguments.check_forget_rate(rate)
 
 
 def _class_weights(weights: Any) -> str | tuple[float, ...] | None:

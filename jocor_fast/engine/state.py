@@ -12,12 +12,13 @@ from jocor_fast.data.samples import InputSource, ResidentInputs, Samples
 from jocor_fast.engine import augment
 from jocor_fast.engine.epoch_log import EpochLog
 from jocor_fast.engine.evaluate import EvaluationSet
+from jocor_fast.engine.forget_rate import AdaptiveForgetRate
 from jocor_fast.engine.graph import CapturedSteps
 from jocor_fast.engine.history import SampleHistory, share_rows
 from jocor_fast.engine.networks import check_single_rows, probe_classes, start_training
-from jocor_fast.engine.plan import DeviceRates, EpochPlan, StepRates, whole_batch
+from jocor_fast.engine.plan import DeviceRates, EpochPlan, StepRates, plan_epoch, whole_batch
 from jocor_fast.engine.processes import ALONE, Processes
-from jocor_fast.engine.settings import BALANCED, TrainSettings
+from jocor_fast.engine.settings import ADAPTIVE, BALANCED, TrainSettings
 from jocor_fast.engine.step import TrainingStep
 from jocor_fast.errors import ArgumentValueError
 from jocor_fast.methods import METHODS
@@ -64,7 +65,9 @@ class TrainingState:
         method.start(self.labels, self.classes)
         self.step = TrainingStep(settings, method, self.networks, self.source, device, self.generator, processes)
         self.step.class_weights = self._class_weights()
-        self.history = SampleHistory(self.labels, len(self.networks), ranked=self.step.per_class)
+        adaptive = settings.forget_rate == ADAPTIVE and method.selects
+        self.forget_rate = AdaptiveForgetRate(settings.ramp_epochs) if adaptive else None
+        self.history = SampleHistory(self.labels, len(self.networks), ranked=self.step.per_class, certainties=adaptive)
         self.log: EpochLog | None = None  # of the epoch under way
         self._kept_log: EpochLog | None = None  # of the epoch before, whose tensors serve the next
         # On a GPU the rates lie on the device however the steps are launched: all of them round alike. A user's
@@ -127,6 +130,15 @@ class TrainingState:
             return "launched by the host"
         reason = self.captured.why_eager
         return "CUDA graphs" if reason is None else f"launched by the host: {reason}"
+
+    def plan_epoch(self, epoch: int) -> EpochPlan:
+        """Read every schedule for an epoch, which may be under way; τ may follow what the run has seen before it."""
+        estimated = None
+        if self.forget_rate is not None:
+            if self.log is None:
+                self.forget_rate.follow(epoch, self.history, self.classes, self.processes)
+            estimated = self.forget_rate.value
+        return plan_epoch(self.settings, epoch, len(self.labels), self.processes, estimated=estimated)
 
     def begin_epoch(self, plan: EpochPlan) -> tuple[EpochLog, StepRates]:
         """Return the log of the epoch, which may be under way, and what its steps read of the plan."""
@@ -195,6 +207,7 @@ class TrainingState:
             "optimizer": self.step.optimizer.state_dict(),
             "loss_scale": None if scale is None else scale.state_dict(),
             "history": self.history.state_dict(),
+            **({} if self.forget_rate is None else {"forget_rates": list(self.forget_rate.estimates)}),
             "method": {name: tensor.detach() for name, tensor in self.step.method.state.items()},
             "bad_files": None if bad_files is None else dict(bad_files.reasons),
             **own,
@@ -231,6 +244,8 @@ class TrainingState:
             torch.cuda.set_rng_state(generators["cuda"], self.device)
         if "history" in state:  # a checkpoint from before there was one: what follows is its history
             self.history.load_state_dict(state["history"])
+        if self.forget_rate is not None:
+            self.forget_rate.estimates = list(state["forget_rates"])
         self.log = None if own["log"] is None else EpochLog.from_state_dict(own["log"], self.device)
         if self.source.bad_files is not None:
             self.source.bad_files.restore(state["bad_files"])

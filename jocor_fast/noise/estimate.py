@@ -3,8 +3,8 @@
 Where a sample surely is of class i (an "anchor"), a network trained on noisy labels predicts of it how class i is
 labelled: row i of T, T[i, j] = P(noisy j | clean i) (Patrini et al., CVPR 2017, theorem 3).
 
-Or it is counted how the samples are labelled that surely are of class i (ours). Where the networks have not learnt these
-labels by heart, how sure they are does not depend on them.
+Or it is counted how the samples are labelled that surely are of class i (ours). Unless networks have memorised these
+labels, their certainty does not depend on them.
 """
 
 from __future__ import annotations

@@ -16,7 +16,6 @@ import numpy as np
 import torch
 from rich.console import Console
 
-from jocor_fast.config.options import AUTO
 from jocor_fast.config.resolve import Config
 from jocor_fast.data.dataset import DataShape
 from jocor_fast.data.samples import Samples
@@ -39,10 +38,10 @@ EVALUATED_SAMPLES = 512
 
 def expected_forget_rate(config: Config, shape: DataShape | None = None) -> float | None:
     """Return τ as the run will have it; None for a method that trains on everything, and where only the data tell."""
-    if not METHODS[config.training.method].selects or config.forget_rate == AUTO:
+    if not METHODS[config.training.method].selects or isinstance(config.forget_rate, str):
         return None
     if config.forget_rate is not None:
-        return float(config.forget_rate)
+        return config.forget_rate
     shape = shape or config.entry.shape
     if shape is None or config.noise is None or config.noise_rate is None:
         return None
@@ -179,8 +178,8 @@ def _row(
     co_lambda = f"{config.training.co_lambda:g}" if "co_lambda" in METHODS[cell.method].options else NOT_AVAILABLE
     forget_rate = expected_forget_rate(config, shape)
     rate = NOT_AVAILABLE if forget_rate is None else f"{forget_rate:.4g}"
-    if config.forget_rate == AUTO:
-        rate = AUTO
+    if isinstance(config.forget_rate, str):
+        rate = config.forget_rate
     times = ("", "") if not epochs else (NOT_AVAILABLE, NOT_AVAILABLE)
     if epoch is not None:
         times = f"{epoch:.2g} s" if epoch < 60 else duration(epoch), duration(epoch * epochs)

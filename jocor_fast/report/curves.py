@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from jocor_fast.files.whole_file import write_bytes
-from jocor_fast.report.metrics import LOSS, PRECISION, TEST, VALIDATION, added_metrics, shown
+from jocor_fast.report.metrics import FORGET_RATE, LOSS, PRECISION, TEST, VALIDATION, added_metrics, shown
 from jocor_fast.report.summary import mean_and_std
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def draw_curves(metrics: Metrics, path: str | os.PathLike[str]) -> None:
     """Draw one run: test accuracy (and validation accuracy where there is one) above, label precision below.
 
     A run of one epoch becomes a dot. What no epoch has is omitted; where that is all, the training loss is drawn.
-    Metrics that are none of this version's own have a row each.
+    An adaptive forget rate, and metrics that are none of this version's own, have a row each.
 
     Args:
         metrics: a dict an epoch: epoch, test_accuracy, label_precision, val_accuracy (fractions, or None).
@@ -113,6 +113,7 @@ def save_figure(figure: Figure, path: str | os.PathLike[str], title: str = "") -
 def _rows(runs: Sequence[Metrics]) -> list[str]:
     """Return the metrics to draw of these runs."""
     rows = [field for field in ROWS if _has(runs, field)] or ([LOSS] if _has(runs, LOSS) else list(ROWS))
+    rows += [FORGET_RATE] * _has(runs, FORGET_RATE)
     return rows + added_metrics(line for metrics in runs for line in metrics)
 
 

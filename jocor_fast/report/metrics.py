@@ -29,11 +29,13 @@ class ShownMetric:
 
 
 LOSS, TEST, PRECISION, VALIDATION = "train_loss", "test_accuracy", "label_precision", "val_accuracy"
+FORGET_RATE = "forget_rate"  # where it is adaptive
 SHOWN: Mapping[str, ShownMetric] = {
     TEST: ShownMetric("test accuracy", fraction=True),
     PRECISION: ShownMetric("label precision", fraction=True),
     VALIDATION: ShownMetric("validation accuracy", fraction=True),
     LOSS: ShownMetric("training loss"),
+    FORGET_RATE: ShownMetric("forget rate, estimated", fraction=True),
 }
 # In every line too, and shown elsewhere or not at all.
 _OTHERS = {

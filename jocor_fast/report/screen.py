@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from jocor_fast.report.metrics import LOSS, PRECISION, TEST, VALIDATION, added_metrics, shown
+from jocor_fast.report.metrics import FORGET_RATE, LOSS, PRECISION, TEST, VALIDATION, added_metrics, shown
 from jocor_fast.report.summary import best_epoch
 from jocor_fast.report.tables import NOT_AVAILABLE, TextTable, duration
 
@@ -246,6 +246,8 @@ def epoch_line(metrics: Mapping[str, Any], epochs: int) -> str:
         parts.append(_titled("validation", metrics, VALIDATION))
     parts.append(_titled("label precision", metrics, PRECISION))
     parts.append(f"kept {100 * metrics['keep_rate']:.0f} %")
+    if metrics.get(FORGET_RATE) is not None:
+        parts.append(f"τ {shown(FORGET_RATE).text(metrics[FORGET_RATE])}")
     parts += [_titled(shown(name).title, metrics, name) for name in added_metrics([metrics])]
     parts.append(f"{metrics['seconds'] + metrics['eval_seconds']:.1f} s")
     if metrics.get("wait_share") is not None:
