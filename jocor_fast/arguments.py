@@ -44,10 +44,15 @@ def check_forget_rate(forget_rate: float) -> float:
     """Return τ, the share of the rows to drop: a float in [0, 1)."""
     if type(forget_rate) is float and 0.0 <= forget_rate < 1.0:
         return forget_rate
-    value = as_real("forget_rate", forget_rate)
-    if not 0 <= value < 1:
-        raise ArgumentValueError("forget_rate", f"must lie in [0, 1), got {forget_rate!r}")
-    return value
+    return check_fraction("forget_rate", forget_rate)
+
+
+def check_fraction(name: str, value: float) -> float:
+    """Return a float in [0, 1)."""
+    number = as_real(name, value)
+    if not 0 <= number < 1:  # NaN fails the comparison
+        raise ArgumentValueError(name, f"must lie in [0, 1), got {value!r}")
+    return number
 
 
 def check_num_keep(num_keep: int | Tensor, rows: Tensor) -> int | Tensor:

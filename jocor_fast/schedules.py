@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from inspect import signature
 
-from jocor_fast.arguments import at_least, check_choice, check_forget_rate
+from jocor_fast.arguments import at_least, check_choice, check_forget_rate, check_fraction
 
 RECIPES = ("paper", "published")
 
@@ -126,13 +126,14 @@ def planned_lr_factor(lr_plan: str, epoch: int, *, epochs: int, decay_start: int
     return function(epoch, **{name: value for name, value in given.items() if name in signature(function).parameters})
 
 
-def adam_beta1(epoch: int, *, decay_start: int = 80, recipe: str = "paper") -> float:
+def adam_beta1(epoch: int, *, decay_start: int = 80, recipe: str = "paper", beta1_after: float | None = None) -> float:
     """Return Adam's β1 in an epoch: 0.9; with recipe "published" 0.1 from epoch `decay_start` on.
 
     Args:
         epoch: int ≥ 1.
         decay_start: int ≥ 0.
         recipe: "paper" or "published".
+        beta1_after: β1 from epoch `decay_start` on, float in [0, 1), whatever the recipe; None: the recipe's.
 
     Raises:
         TypeError, ValueError: an argument has the wrong type or lies outside what is said above.
@@ -140,8 +141,13 @@ def adam_beta1(epoch: int, *, decay_start: int = 80, recipe: str = "paper") -> f
     check_recipe(recipe)
     epoch = at_least("epoch", epoch, 1)
     decay_start = at_least("decay_start", decay_start, 0)
-    decaying = recipe == "published" and epoch >= decay_start
-    return _PUBLISHED_BETA1_IN_DECAY if decaying else _ADAM_BETA1
+    if beta1_after is not None:
+        beta1_after = check_fraction("beta1_after", beta1_after)
+    if epoch < decay_start:
+        return _ADAM_BETA1
+    if beta1_after is not None:
+        return beta1_after
+    return _PUBLISHED_BETA1_IN_DECAY if recipe == "published" else _ADAM_BETA1
 
 
 def trained_epochs(epochs: int, recipe: str = "paper") -> int:
@@ -177,7 +183,7 @@ def default_decay_start(epochs: int, *, recipe: str = "paper", dataset: str | No
     return 2 * epochs // 5
 
 
-def steps_per_epoch(num_samples: int, batch_size: int, recipe: str = "paper") -> int:
+def steps_per_epoch(num_samples: int, batch_size: int, recipe: str = "paper", max_batches: int | None = None) -> int:
     """Return how many batches an epoch trains on: all whole ones, with recipe "published" at most 401.
 
     Fewer samples than a batch holds are one batch.
@@ -186,12 +192,15 @@ def steps_per_epoch(num_samples: int, batch_size: int, recipe: str = "paper") ->
         num_samples: N, int ≥ 1.
         batch_size: int ≥ 1.
         recipe: "paper" or "published".
+        max_batches: at most so many, int ≥ 1, whatever the recipe; None: the recipe's.
 
     Raises:
         TypeError, ValueError: an argument has the wrong type or lies outside what is said above.
     """
     check_recipe(recipe)
     whole = max(1, at_least("num_samples", num_samples, 1) // at_least("batch_size", batch_size, 1))
+    if max_batches is not None:
+        return min(whole, at_least("max_batches", max_batches, 1))
     return whole if recipe == "paper" else min(whole, _PUBLISHED_MOST_STEPS)
 
 

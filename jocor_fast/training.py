@@ -62,6 +62,8 @@ def train(
     weight_decay: float = 0.0,
     on_epoch: Callable[[dict[str, Any]], object] | None = None,
     class_names: Sequence[str] | None = None,
+    max_batches: int | None = None,
+    beta1_after: float | None = None,
     **method_options: Any,
 ) -> Run:
     """Train networks on noisily labelled data (paper, algorithm 1, for method "jocor").
@@ -128,6 +130,9 @@ def train(
         weight_decay: L2 penalty of "adam" and "sgd".
         on_epoch: called after every epoch (by the first of several processes) with its line of metrics.
         class_names: names of the classes 0 … C−1, which config.json keeps and `jocor-fast audit` shows.
+        max_batches: train on at most so many batches an epoch; None: all whole ones (recipe "published": 401).
+        beta1_after: Adam's β1, in [0, 1), from epoch 0.4 · epochs on, where the learning rate begins to fall; None: 0.9
+            as before (recipe "published": 0.1).
         method_options: further options of the method, by their names in `METHODS[method].options`.
 
     Returns:
@@ -155,6 +160,8 @@ def train(
         class_weights=class_weights,
         label_smoothing=label_smoothing,
         selection_per_class=selection_per_class,
+        max_batches=max_batches,
+        beta1_after=beta1_after,
         method_options=method_options,
     )
     if on_epoch is not None and not callable(on_epoch):

@@ -190,11 +190,13 @@ def test_both_stages_of_f_correction_count(capsys: pytest.CaptureFixture[str]) -
 @pytest.mark.usefixtures("measured_before")
 def test_the_published_recipe_has_a_folder_and_a_draw_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
     command = [*MNIST[:-2], "--methods", "jocor", "--seeds", "2", "--recipe", "published", "--dry-run"]
+    command += ["--max-batches", "300", "--beta1-after", "0.9"]
     assert main(command) == 0
     out = capsys.readouterr().out
     assert out.count("--noise-seed 0 --method jocor") == 2
     assert "--output runs/reproduce-mnist-published/mnist-symmetric-0.5/jocor/seed2" in out
     assert out.count("--co-lambda 0.95") == 2
+    assert out.count("--recipe published --max-batches 300 --beta1-after 0.9") == 2
 
 
 @pytest.mark.parametrize(("name", "table"), [("ablation", "ablation"), ("lambda", "lambda")])

@@ -41,6 +41,8 @@ FLAGS = [
     ("lr", "1e-2", 0.01, {}),
     ("lr_plan", "clothing1m", "clothing1m", {}),
     ("decay_start", "3", 3, {}),
+    ("max_batches", "401", 401, {}),
+    ("beta1_after", "0.5", 0.5, {}),
     ("optimizer", "sgd", "sgd", {}),
     ("weight_decay", "1e-4", 1e-4, {}),
     ("augment", "crop-flip", "crop-flip", {}),

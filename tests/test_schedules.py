@@ -127,6 +127,18 @@ def test_beta1_changes_with_the_published_recipe_only():
     assert {adam_beta1(t) for t in range(1, 201)} == {0.9}
 
 
+def test_beta1_and_the_cap_on_batches_are_set_apart_from_the_recipe():
+    for recipe in schedules.RECIPES:
+        assert [adam_beta1(t, recipe=recipe, beta1_after=0.5) for t in (79, 80, 200)] == [0.9, 0.5, 0.5]
+        assert steps_per_epoch(60_000, 128, recipe, max_batches=300) == 300
+        assert steps_per_epoch(60_000, 128, recipe, max_batches=500) == 468
+    for wrong in (1, -0.1, math.nan):
+        with pytest.raises(ValueError, match=r"^beta1_after must lie in \[0, 1\), got"):
+            adam_beta1(1, beta1_after=wrong)
+    with pytest.raises(ValueError, match=r"^max_batches must be at least 1, got 0"):
+        steps_per_epoch(10, 1, max_batches=0)
+
+
 def test_published_recipe_trains_one_epoch_fewer():
     assert (trained_epochs(200), trained_epochs(200, "published"), trained_epochs(1)) == (200, 199, 1)
     with pytest.raises(ValueError, match=r"epochs must be at least 2 with recipe 'published'.*got 1"):

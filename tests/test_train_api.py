@@ -234,6 +234,27 @@ def test_all_sets_are_used_for_what_they_are(tmp_path: Path) -> None:
     assert again.metrics == run.metrics
 
 
+def test_batches_are_capped_and_beta1_falls_apart_from_the_recipe(tmp_path: Path) -> None:
+    inputs, labels, _ = arrays()
+    plain = jf.train(small_mlp, (inputs, labels), **QUICK)
+    capped = jf.train(small_mlp, (inputs, labels), max_batches=2, output=tmp_path, **QUICK)
+    assert (plain.history.seen.sum(), capped.history.seen.sum()) == (3 * 4 * 16, 3 * 2 * 16)
+    stored = json.loads((tmp_path / "config.json").read_text())["settings"]
+    assert (stored["max_batches"], stored["beta1_after"]) == (2, None)
+    with pytest.raises(RunError, match=r"settings: max_batches \(then 2, now 3\), beta1_after \(then None, now 0.5\)"):
+        jf.train(small_mlp, (inputs, labels), max_batches=3, beta1_after=0.5, output=tmp_path, resume=True, **QUICK)
+    slower = {**QUICK, "epochs": 5}  # the learning rate falls after epoch 2, and β1 in it
+    as_before, lower = (jf.train(small_mlp, (inputs, labels), beta1_after=b, **slower).metrics for b in (None, 0.1))
+    same = [a["train_loss"] == b["train_loss"] for a, b in zip(as_before, lower, strict=True)]
+    assert same == [True, False, False, False, False]
+    for wrong, sentence in (
+        ({"max_batches": 0}, "max_batches must be at least 1"),
+        ({"beta1_after": 1}, "beta1_after must"),
+    ):
+        with pytest.raises(ValueError, match=sentence):
+            jf.train(small_mlp, (inputs, labels), **QUICK, **wrong)
+
+
 @pytest.mark.parametrize(
     ("changes", "most"),
     [

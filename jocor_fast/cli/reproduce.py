@@ -27,6 +27,7 @@ SUMMARY = "run the paper's experiments: a table and a figure"
 USAGE = "NAME [OPTIONS]"
 HOW_TO_GO_ON = "run the same command again to continue"
 REPORTS = ("best", "last")
+RECIPE_PARTS = ("max_batches", "beta1_after")  # where the recipes differ, to be set one at a time
 
 
 def _experiment_line(experiment: Experiment) -> str:
@@ -61,6 +62,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     training.add_argument(
         "--recipe", metavar="NAME", help="paper or published; published draws the noise once for all seeds"
     )
+    for name in RECIPE_PARTS:
+        declare_alone(training, name)
     training.add_argument("--val-fraction", metavar="F", help="share of the training data to hold out for validation")
     training.add_argument("--val-labels", metavar="KIND", help="which labels to validate on, as for `train`")
     machine = parser.add_argument_group("machine")
@@ -186,7 +189,7 @@ def _overrides(arguments: argparse.Namespace) -> dict[str, Any]:
     overrides: dict[str, Any] = {"device": arguments.device}
     if arguments.epochs is not None:
         overrides["epochs"] = parse_count("--epochs", arguments.epochs, 1)
-    for name in ("recipe", "val_fraction", "val_labels", "data_root"):
+    for name in ("recipe", *RECIPE_PARTS, "val_fraction", "val_labels", "data_root"):
         if getattr(arguments, name) is not None:
             overrides[name] = getattr(arguments, name)
     return overrides

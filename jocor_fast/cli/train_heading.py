@@ -28,7 +28,7 @@ def print_heading(
     """What is about to be done, a line a subject; defaults with their source and reason."""
     training, method = config.training, METHODS[config.training.method]
     epochs = trained_epochs(training.epochs, training.recipe)
-    steps = steps_per_epoch(len(task.train.labels), batch, training.recipe)
+    steps = steps_per_epoch(len(task.train.labels), batch, training.recipe, training.max_batches)
     lines = {"data": _data_text(task), "noise": _noise_text(config, task)}
     if task.dataset.label_table is not None:
         lines["classes"] = _classes_text(task.dataset.label_table)

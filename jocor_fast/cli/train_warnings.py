@@ -53,7 +53,8 @@ def _ramp_warning(config: Config, task: Task, batch: int) -> str | None:
         config.training.ramp_epochs,
         METHODS[config.training.method].selects and config.training.forget_rate != 0,
     )
-    steps = ramp * steps_per_epoch(len(task.train.labels), batch, config.training.recipe)
+    training = config.training
+    steps = ramp * steps_per_epoch(len(task.train.labels), batch, training.recipe, training.max_batches)
     if not selects or not 0 < steps < SHORT_RAMP_STEPS:
         return None
     return (

@@ -134,11 +134,13 @@ def plan_epoch(
     return EpochPlan(
         epoch=epoch,
         lr=settings.lr * factor,
-        beta1=schedules.adam_beta1(epoch, decay_start=settings.decay_start, recipe=recipe),
+        beta1=schedules.adam_beta1(
+            epoch, decay_start=settings.decay_start, recipe=recipe, beta1_after=settings.beta1_after
+        ),
         keep_rate=keep_rate,
         forget_rate=forget_rate,
         num_keep=num_keep(selected_from, 1.0 - keep_rate, rounding=schedules.keep_rounding(recipe)),
-        steps=schedules.steps_per_epoch(num_samples, batch_size, recipe),
+        steps=schedules.steps_per_epoch(num_samples, batch_size, recipe, settings.max_batches),
         batch_size=batch_size,
         own_rows=own_rows,
     )

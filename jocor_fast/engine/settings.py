@@ -33,6 +33,11 @@ def _at_least(least: int) -> Callable[[str, Any], int]:
     return lambda name, value: arguments.at_least(name, value, least)
 
 
+def _or_none(check: Callable[[str, Any], Any]) -> Callable[[str, Any], Any]:
+    """Return the check of an option whose default None leaves it to the recipe."""
+    return lambda name, value: None if value is None else check(name, value)
+
+
 def _seed(name: str, value: Any) -> int:
     seed = arguments.at_least(name, value, 0)
     if seed >= 2**63:
@@ -67,10 +72,15 @@ def _no_selection(run: Any, processes: int) -> str | None:
 
 
 def _no_decay(run: Any, processes: int) -> str | None:
-    """With recipe published β1 changes there, whatever the plan."""
-    if has_decay_start(run.training.lr_plan) or run.training.recipe == "published":
+    """Where β1 changes there, it does whatever the plan."""
+    training = run.training
+    if has_decay_start(training.lr_plan) or training.recipe == "published" or training.beta1_after is not None:
         return None
     return f"--lr-plan {run.training.lr_plan} sets when the learning rate falls"
+
+
+def _no_adam(run: Any, processes: int) -> str | None:
+    return None if run.training.optimizer == "adam" else f"--optimizer {run.training.optimizer} has no β1"
 
 
 def _alone(run: Any, processes: int) -> str | None:
@@ -136,6 +146,14 @@ class TrainSettings:
     decay_start: int | None = option(
         None, TRAINING, "N", "last epoch at the full learning rate, which then decays linearly to 0",
         check=_at_least(0), idle=_no_decay, why="0.4 of the epochs; cifar100 with --recipe published: 0.5",
+    )
+    max_batches: int | None = option(
+        None, TRAINING, "N", "train on at most N batches an epoch, drawn anew each time", check=_or_none(_at_least(1)),
+        why="all whole ones; --recipe published: 401",
+    )
+    beta1_after: float | None = option(
+        None, TRAINING, "B", "Adam's β1 from epoch --decay-start on, in [0, 1); before it is 0.9",
+        check=_or_none(arguments.check_fraction), idle=_no_adam, why="0.9; --recipe published: 0.1",
     )
     batch_size: int = option(
         128, TRAINING, "B", "samples per step", check=_at_least(1),

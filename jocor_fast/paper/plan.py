@@ -77,7 +77,8 @@ class StepTimes:
             return None
         step, sample = self._known[key]
         held_out = round(config.val_fraction * shape.train)
-        steps = steps_per_epoch(shape.train - held_out, config.training.batch_size, config.training.recipe)
+        training = config.training
+        steps = steps_per_epoch(shape.train - held_out, training.batch_size, training.recipe, training.max_batches)
         return step * steps + sample * (shape.test + shape.val + held_out)
 
     def _measured(self, config: Config, shape: DataShape, model: str) -> tuple[float, float]:
