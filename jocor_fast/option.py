@@ -22,6 +22,7 @@ class Option:
         choices: the values of a choice, which may still grow; words that stand for a value of another kind.
         aliases: older names of choices.
         check: returns the plain value of what it is given with the option's name; TypeError or ValueError for another.
+        before: what runs had that began before the option was there, where that is not the default.
         idle: says of a run's settings and number of processes why the option changes nothing there, if so.
     """
 
@@ -35,6 +36,7 @@ class Option:
     choices: Collection[str] = ()
     aliases: Mapping[str, str] = field(default_factory=dict)
     check: Callable[[str, Any], Any] | None = None
+    before: Any = None
     idle: Callable[[Any, int], str | None] | None = None
 
     @property

@@ -33,6 +33,7 @@ FLAGS = [
     ("forget_rate", "0.3", 0.3, {}),
     ("ramp_epochs", "5", 5, {}),
     ("warmup_epochs", "7", 7, {}),
+    ("transition_val_fraction", "0.5", 0.5, {"method": "f-correction"}),
     ("recipe", "published", "published", {}),
     ("model", "cnn", "cnn", {}),
     ("pretrained", "resnet.pt", "resnet.pt", {}),

@@ -29,7 +29,7 @@ from engine_cases import (
 )
 from jocor_fast import num_keep
 from jocor_fast.data.catalogue import load_dataset
-from jocor_fast.data.samples import ResidentInputs, Samples
+from jocor_fast.data.samples import ResidentInputs, Samples, split_ids
 from jocor_fast.engine.evaluate import predicted_probabilities
 from jocor_fast.engine.optimizer import FusedAdam, PlainSGD
 from jocor_fast.engine.plan import plan_epoch
@@ -210,10 +210,17 @@ def test_decoupling_whose_networks_always_agree_has_trained_nothing_and_not_dive
 # --- F-correction -----------------------------------------------------------------------------------------------------
 
 
-def f_correction(output: Path | None = None, data: Samples | None = None, **arguments: Any) -> Run:
+def f_correction(
+    output: Path | None = None,
+    data: Samples | None = None,
+    epochs: int = 3,
+    held_out_share: float = 0.2,
+    **arguments: Any,
+) -> Run:
+    options = {"transition_val_fraction": held_out_share}
     return fit(
-        settings(method="f-correction", epochs=3), small_tanh, data or blobs(70), test=held_out(45), output=output,
-        **arguments,
+        settings(method="f-correction", epochs=epochs, method_options=options), small_tanh, data or blobs(70),
+        test=held_out(45), output=output, **arguments,
     )  # fmt: skip
 
 
@@ -222,27 +229,41 @@ def transition_of(network: nn.Module, source: ResidentInputs) -> Tensor:
     return torch.from_numpy(estimate_transition(probabilities, anchor_percentile(CLASSES)))
 
 
-def test_f_correction_reports_the_estimate_of_its_first_stage(tmp_path: Path) -> None:
+def test_f_correction_estimates_at_the_best_epoch_by_held_out_noisy_labels(tmp_path: Path) -> None:
     """Case 34: the estimate, not the truth. The first stage is a Standard run with a seed of its own."""
-    result = f_correction(tmp_path / "run")
+    data, seed = blobs(70), derived_seed(0, 2)
+    result = f_correction(tmp_path / "run", epochs=8)
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     first = json.loads((tmp_path / "run" / "first-stage" / "config.json").read_text())["settings"]
-    assert first["method"] == "standard"
-    assert first["epochs"] == 3
-    assert first["seed"] != 0
-    alone = fit(settings(method="standard", epochs=3, seed=derived_seed(0, 2)), small_tanh, blobs(70))
-    source = ResidentInputs(blobs(70).inputs, 1 / 255, torch.device("cpu"))
-    expected = transition_of(alone.networks[0], source)
+    assert (first["method"], first["epochs"], first["seed"]) == ("standard", 8, seed)
+    kept, held = split_ids(70, 14, seed)
+    chosen_by = Samples(data.inputs[held], data.labels[held])
+    alone, network = settings(method="standard", epochs=8, seed=seed), small_tanh()
+    found = fit(alone, small_tanh, data.subset(kept), val=chosen_by, output=tmp_path / "alone").summary
+    assert found["best_by_validation"]["epoch"] < 8, "the last epoch must not be the best in this test"
+    network.load_state_dict(torch.load(tmp_path / "alone" / "best.pt", weights_only=True)["networks"][0])
+    expected = transition_of(network, ResidentInputs(data.inputs, 1 / 255, torch.device("cpu")))
     assert summary["transition"] == result.summary["transition"] == expected.tolist()
+    assert f_correction(epochs=8).summary["transition"] == expected.tolist(), "without a folder"
     assert {line["keep_rate"] for line in result.metrics} == {1.0}
-    assert [line["epoch"] for line in result.metrics] == [1, 2, 3]
+    assert [line["epoch"] for line in result.metrics] == list(range(1, 9))
+
+
+def test_f_correction_without_held_out_labels_estimates_at_the_last_epoch(tmp_path: Path) -> None:
+    result = f_correction(tmp_path / "run", held_out_share=0)
+    alone = fit(settings(method="standard", epochs=3, seed=derived_seed(0, 2)), small_tanh, blobs(70))
+    expected = transition_of(alone.networks[0], ResidentInputs(blobs(70).inputs, 1 / 255, torch.device("cpu")))
+    assert result.summary["transition"] == expected.tolist()
+    with pytest.raises(ValueError, match=r"^transition_val_fraction must lie in \[0, 1\), got 1"):
+        f_correction(held_out_share=1)
 
 
 def test_a_module_handed_in_is_trained_by_the_second_stage_alone() -> None:
     """The first one trains a copy: the seeds differ, the initial weights are those that were handed in."""
     network, copy_of_it = pair_of(small_tanh)
     copy_of_it.load_state_dict(network.state_dict())
-    result = fit(settings(method="f-correction", epochs=1, batch_size=70), network, blobs(70))
+    options = {"transition_val_fraction": 0}
+    result = fit(settings(method="f-correction", epochs=1, batch_size=70, method_options=options), network, blobs(70))
     assert result.networks == (network,)
     chosen = settings(method="standard", epochs=1, batch_size=70, seed=derived_seed(0, 2))
     first = fit(chosen, copy_of_it, blobs(70))
@@ -277,6 +298,28 @@ def test_f_correction_goes_on_in_either_stage(tmp_path: Path, stops_in: str) -> 
     assert resumed.summary["transition"] == whole.summary["transition"]
     again = f_correction(tmp_path / "run", resume=True, on_epoch=stop)
     assert again.summary == resumed.summary
+
+
+def test_a_run_from_before_labels_were_held_out_goes_on_without(tmp_path: Path) -> None:
+    class Stopped(Exception):
+        pass
+
+    def stop(event: Any) -> None:
+        if event.epoch == 2 and (tmp_path / "run" / "checkpoint.pt").exists():  # of the second stage
+            raise Stopped
+
+    whole = f_correction(tmp_path / "whole", held_out_share=0)
+    with pytest.raises(Stopped):
+        f_correction(tmp_path / "run", held_out_share=0, on_epoch=stop)
+    config = json.loads((tmp_path / "run" / "config.json").read_text())
+    checkpoint = torch.load(tmp_path / "run" / "checkpoint.pt", weights_only=True)
+    for settings_of_it in (config["settings"], checkpoint["identity"]):
+        del settings_of_it["transition_val_fraction"]
+    (tmp_path / "run" / "config.json").write_text(json.dumps(config))
+    torch.save(checkpoint, tmp_path / "run" / "checkpoint.pt")
+    resumed = f_correction(tmp_path / "run", resume=True)
+    assert same_bits(parameters(resumed.networks), parameters(whole.networks))
+    assert f_correction(tmp_path / "run", resume=True).summary == resumed.summary
 
 
 def test_a_first_stage_that_diverges_ends_the_run_as_diverged(tmp_path: Path) -> None:

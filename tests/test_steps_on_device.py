@@ -70,7 +70,7 @@ def operators_on_the_host(build: Callable[[], nn.Module], *, scaled: bool = Fals
     generator: Any = None  # there is none for this device
     method.start(labels, CLASSES)
     step = TrainingStep(chosen, method, networks, source, META, generator)
-    step.method.prepare(lambda method, estimate: torch.eye(CLASSES, device=META))
+    step.method.prepare(lambda method, estimate, held_out: torch.eye(CLASSES, device=META))
     if scaled:
         step.loss_scale = LossScale(META)
     captured = CapturedSteps(step, source, labels, SampleHistory(labels, len(networks)), cuda=StandIn())

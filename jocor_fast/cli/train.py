@@ -32,7 +32,7 @@ from jocor_fast.methods import METHODS
 from jocor_fast.noise.estimate import HIGHEST_FORGET_RATE
 from jocor_fast.report.screen import TrainingProgress, final_table, phase, say, say_subjects, warn
 from jocor_fast.report.tensorboard import TensorBoardLog
-from jocor_fast.runs.fit import EpochEvent, Observer, Recording, Run, fit
+from jocor_fast.runs.fit import EpochEvent, Observer, Recording, Run, as_begun, fit
 from jocor_fast.runs.folder import check_free, check_place
 from jocor_fast.schedules import trained_epochs
 
@@ -87,7 +87,7 @@ def _run(config: Config, processes: Processes, console: Console) -> int:
     task = processes.run_on_local_rank_zero_first(partial(build_task, config, announce=partial(say, console)))
     folder = _keep_names(config, processes)
     estimate = _estimated_forget_rate(config, task, processes, console)
-    settings = config.training
+    settings = config.training = as_begun(config.training, config.output if config.resume else None, processes)
     with config.naming("batch_size"):
         batch = whole_batch(settings, len(task.train.labels), processes)
     print_heading(config, task, _device(config), processes, batch, console)

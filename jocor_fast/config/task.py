@@ -23,7 +23,7 @@ from jocor_fast.data.dataset import Dataset
 from jocor_fast.data.images.bad_files import BadFiles
 from jocor_fast.data.images.source import ImageFiles, choose_loader
 from jocor_fast.data.labels import read_labels
-from jocor_fast.data.samples import Samples
+from jocor_fast.data.samples import Samples, split_ids
 from jocor_fast.engine.settings import ADAPTIVE, BALANCED
 from jocor_fast.errors import ArgumentValueError, ConfigError
 from jocor_fast.files.names import CHECKPOINT, PREVIOUS_CHECKPOINT
@@ -84,7 +84,7 @@ def build_task(config: Config, announce: Callable[[str], None] | None = None) ->
     model = config.model
     assert model is not None
     labels = _noisy_labels(config, dataset)
-    held_out, kept = _split(config, dataset)
+    kept, held_out = _split(config, dataset)
     clean = labels.clean[kept] if labels.clean is not None else None
     realised = realised_rate(clean, labels.noisy[kept]) if clean is not None else None
     _decide_forget_rate(config, labels, realised)
@@ -213,10 +213,10 @@ def _noisy_labels(config: Config, dataset: Dataset) -> _NoisyLabels:
 
 
 def _split(config: Config, dataset: Dataset) -> tuple[np.ndarray, np.ndarray]:
-    """Ids held out for validation and ids to train on, both in data-set order."""
+    """Ids to train on and ids held out for validation, both in data-set order."""
     samples, fraction = len(dataset.train), config.val_fraction
     if fraction == 0:
-        return np.arange(0), np.arange(samples)
+        return np.arange(samples), np.arange(0)
     flag = config.label("val_fraction")
     if dataset.val is not None:
         raise ConfigError(f"{flag} must be 0 for {dataset.name}, which comes with a validation set of its own")
@@ -224,10 +224,7 @@ def _split(config: Config, dataset: Dataset) -> tuple[np.ndarray, np.ndarray]:
     if not 1 <= count < samples:
         purpose = "validate on" if count < 1 else "train on"
         raise ConfigError(f"{flag} {fraction:g} of {samples} samples leaves nothing to {purpose}")
-    # Seeded apart from the noise, which may be drawn with the same number: the two must not depend on each other.
-    generator = np.random.RandomState(np.random.MT19937(np.random.SeedSequence([config.training.seed, 1])))
-    order = generator.permutation(samples)
-    return np.sort(order[:count]), np.sort(order[count:])
+    return split_ids(samples, count, config.training.seed)
 
 
 def _validation(config: Config, dataset: Dataset, labels: _NoisyLabels, held_out: np.ndarray) -> Samples | None:

@@ -101,6 +101,14 @@ class Samples:
         return self.inputs.open(device, batch_size, training=training)
 
 
+def split_ids(samples: int, held_out: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the ids to train on and the `held_out` ids to validate on, drawn by the seed, both in ascending order."""
+    # Seeded apart from the noise, which may be drawn with the same number: the two must not depend on each other.
+    generator = np.random.RandomState(np.random.MT19937(np.random.SeedSequence([seed, 1])))
+    order = generator.permutation(samples)
+    return np.sort(order[held_out:]), np.sort(order[:held_out])
+
+
 class Batch(NamedTuple):
     """Samples to train or evaluate on together."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
@@ -26,7 +26,7 @@ PRECISIONS = ("float32", "bfloat16", "float16")
 SCOPES = ("process", "global")
 METHOD, TRAINING, MACHINE = GROUP, "network and training", "machine"
 TOGETHER = "several processes (torchrun)"
-SHOWN_AS = {"co_lambda": "λ", "warmup_epochs": "warm-up"}
+SHOWN_AS = {"co_lambda": "λ", "warmup_epochs": "warm-up", "transition_val_fraction": "T split"}
 
 
 def _at_least(least: int) -> Callable[[str, Any], int]:
@@ -251,6 +251,18 @@ class TrainSettings:
         defaults["decay_start"] = default_decay_start(self.epochs, recipe=self.recipe)
         return {name: "default" if value == defaults[name] else "flag" for name, value in self.as_dict().items()}
 
+    def as_begun(self, stored: Collection[str]) -> TrainSettings:
+        """Return the settings to resume a run with whose stored settings have these names.
+
+        What was added to its method since, and has its default, has the value of the time before (`Option.before`).
+        """
+        given = self.method_options
+        older = {name: value for name, value in options_before(self.method).items() if name not in stored}
+        changed = {
+            name: value for name, value in older.items() if given[name] == further_options(self.method)[name].default
+        }
+        return replace(self, method_options={**given, **changed}) if changed else self
+
     def _set_method_options(self) -> None:
         options = further_options(self.method)
         for name in self.method_options:
@@ -288,6 +300,11 @@ def further_options(method: str) -> dict[str, Option]:
     options = METHODS[arguments.check_choice("method", method, METHODS)].options
     settings = {one.name for one in fields(TrainSettings)}
     return {name: one for name, one in options.items() if name not in settings}
+
+
+def options_before(method: str) -> dict[str, Any]:
+    """Return {name: value} of the method's options that had another value than their default before they existed."""
+    return {name: one.before for name, one in further_options(method).items() if one.before is not None}
 
 
 def method_options() -> dict[str, Option]:

@@ -64,7 +64,9 @@ class History(Protocol):
 
 # Trains a network by the method of that name, and returns what the function makes of its probabilities float64 [N, C]
 # of the training samples, on the run's device. (Of several processes one calls the function, and all get the result.)
-FirstStage = Callable[[str, Callable[[np.ndarray], Tensor]], Tensor]
+# The number is the share of the samples that is held out, by whose labels the best epoch's network is chosen; 0: the
+# network trains on all samples, and the last epoch's is taken.
+FirstStage = Callable[[str, Callable[[np.ndarray], Tensor], float], Tensor]
 
 
 @dataclass(eq=False)

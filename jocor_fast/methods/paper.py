@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from jocor_fast import composed_losses
-from jocor_fast.arguments import at_least, check_co_lambda
+from jocor_fast.arguments import at_least, check_co_lambda, check_fraction
 from jocor_fast.composed_losses import Terms
 from jocor_fast.forward_correction import corrected_loss, log_transposed
 from jocor_fast.losses import coteaching_loss, decoupling_rows, jocor_loss
@@ -52,18 +52,29 @@ class StandardPlus(Method):
 
 @register("f-correction")
 class FCorrection(Method):
-    """One network, -log((p·T)[y]) on everything; T is estimated from the predictions of a Standard network."""
+    """One network, -log((p·T)[y]) on everything; T is estimated from the predictions of a Standard network.
+
+    A network that has learnt the wrong labels by heart predicts them, and its T is near the identity. So T is estimated
+    at the epoch with the best accuracy on held-out noisy labels, as by the code of Patrini et al. (CVPR 2017).
+    """
 
     title = "F-correction"
     num_networks = 1
     selects = False
     stages = ("Standard, for the transition matrix", "F-correction")
 
+    transition_val_fraction: float = option(
+        0.2, GROUP, "F",
+        "share of the training data to hold out from the network that estimates the transition matrix, by whose noisy "
+        "labels its epoch is chosen; 0: the last epoch of a network trained on all",
+        check=check_fraction, before=0.0,
+    )  # fmt: skip
+
     def __post_init__(self) -> None:
         self.transition: Tensor | None = None  # T, float64 [C, C]
 
     def prepare(self, first_stage: FirstStage) -> None:
-        self.transition = first_stage("standard", _estimated_transition)
+        self.transition = first_stage("standard", _estimated_transition, self.transition_val_fraction)
         self.log_transition_t = log_transposed(self.transition, torch.float32)
 
     def summary(self) -> dict[str, Any]:

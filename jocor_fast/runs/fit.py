@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,16 +12,16 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 
-from jocor_fast.data.samples import Samples
+from jocor_fast.data.samples import Samples, split_ids
 from jocor_fast.engine import loop
 from jocor_fast.engine.evaluate import predicted_probabilities
 from jocor_fast.engine.loop import EpochEvent, Observer
 from jocor_fast.engine.metrics import Fault
 from jocor_fast.engine.networks import NetworkSource, build_networks
 from jocor_fast.engine.processes import ALONE, Processes
-from jocor_fast.engine.settings import TrainSettings
+from jocor_fast.engine.settings import TrainSettings, options_before
 from jocor_fast.engine.state import TrainingState
-from jocor_fast.files.names import FIRST_STAGE
+from jocor_fast.files.names import CONFIG, FIRST_STAGE, read_json
 from jocor_fast.machine import derived_seed, own_modes, resolve_device, seed_generators, seeded_generators
 from jocor_fast.methods import METHODS
 from jocor_fast.runs.recorder import Recorder, Recording, Run, checksum
@@ -65,24 +66,32 @@ def fit(
         SystemExit: with code 143 after SIGTERM, once the checkpoint and summary.json (status "interrupted") are written
             (only with an output folder, in the main thread).
     """
+    settings = as_begun(settings, recording.folder if recording.resume else None, processes)
     device = resolve_device(settings.device)
     method = METHODS[settings.method]
     networks_of_first = networks
     if len(method.stages) > 1 and isinstance(networks, (nn.Module, Sequence)):
         networks_of_first = copy.deepcopy(networks)
 
-    def first_stage(by: str, estimate: Callable[[np.ndarray], Tensor]) -> Tensor:
+    def first_stage(by: str, estimate: Callable[[np.ndarray], Tensor], held_out: float) -> Tensor:
         recorder.on_stage(f"first stage: {method.stages[0]}")
         folder = None if recording.folder is None else Path(recording.folder) / FIRST_STAGE
         resume, every = recording.resume, recording.checkpoint_every
+        first = replace(settings, method=by, method_options={}, seed=derived_seed(settings.seed, 2))
+        kept, validated, chosen = train, val, round(held_out * len(train))
+        if chosen:
+            kept_ids, held_out_ids = split_ids(len(train), min(chosen, len(train) - 1), first.seed)
+            kept, validated = train.subset(kept_ids), replace(train.subset(held_out_ids), clean_labels=None)
         try:
             run = fit(
-                replace(settings, method=by, method_options={}, seed=derived_seed(settings.seed, 2)),
+                first,
                 networks_of_first,
-                train,
+                kept,
                 test=test,
-                val=val,
-                recording=Recording(folder=folder, resume=resume, checkpoint_every=every, first_stage=True),
+                val=validated,
+                recording=Recording(
+                    folder=folder, resume=resume, checkpoint_every=every, first_stage=True, best=chosen > 0
+                ),
                 processes=processes,
                 observers=observers,
             )
@@ -117,6 +126,16 @@ def fit(
                 return recorder.finish(fault)
         finally:
             state.release()
+
+
+def as_begun(
+    settings: TrainSettings, folder: str | os.PathLike[str] | None, processes: Processes = ALONE
+) -> TrainSettings:
+    """Return the settings to go on with in the folder of a run that may be older than some options; None: no folder."""
+    if folder is None or not options_before(settings.method):
+        return settings
+    stored = processes.from_first(lambda: read_json(Path(folder) / CONFIG))
+    return settings if stored is None else settings.as_begun(stored.get("settings", {}))
 
 
 class _Diverged(Exception):

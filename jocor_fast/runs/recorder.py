@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import os
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,12 +20,13 @@ from jocor_fast.engine.history import SampleStatistics
 from jocor_fast.engine.loop import EpochEvent, Observer
 from jocor_fast.engine.metrics import Fault, Metrics
 from jocor_fast.engine.processes import SharedRequest
+from jocor_fast.engine.settings import options_before
 from jocor_fast.engine.state import TrainingState
 from jocor_fast.errors import RunError
-from jocor_fast.files.names import CHECKPOINT, CONFIG, SUMMARY, TRAINING_FILES, read_summary
+from jocor_fast.files.names import BEST, CHECKPOINT, CONFIG, SUMMARY, TRAINING_FILES, read_summary
 from jocor_fast.machine import describe_environment
 from jocor_fast.report.summary import best_by_validation, last_mean
-from jocor_fast.runs.folder import RunFolder, check_free, plain
+from jocor_fast.runs.folder import RunFolder, check_free, plain, read_weights
 from jocor_fast.runs.interrupt import EXIT_CODE, TerminationRequest
 from jocor_fast.schedules import trained_epochs
 
@@ -66,6 +68,7 @@ class Recording:
         network_input: what `config.predictor` has to know; kept in checkpoint.pt and best.pt.
         noise_rates: the nominal and the realised one, where more is known than the labels tell.
         first_stage: whether it is that of another run.
+        best: whether to hand back the networks of the best epoch by validation accuracy, not of the last one.
     """
 
     folder: str | os.PathLike[str] | None = None
@@ -76,6 +79,7 @@ class Recording:
     network_input: Mapping[str, Any] | None = None
     noise_rates: tuple[float | None, float | None] | None = None
     first_stage: bool = False
+    best: bool = False
 
     def __post_init__(self) -> None:
         for name in ("stop_after", "checkpoint_every"):
@@ -106,6 +110,7 @@ class Recorder(Observer):
         self._stop_requested = False
         self._saved_step = 0  # of the epoch under way, up to where the last checkpoint holds
         self._bad_files_written = 0
+        self._best: list[dict[str, Any]] = []  # weights to hand back of a run without a folder
         extra, settings = recording.config, state.settings
         self._config = {
             **extra,
@@ -174,15 +179,12 @@ class Recorder(Observer):
     def on_epoch(self, event: EpochEvent) -> None:
         """Write the epoch's files; one that diverged leaves the checkpoint before it in place."""
         self.metrics.append(event.metrics)
+        self._write(lambda folder: folder.append_metrics(event.metrics))
         if self.recording.folder is not None:
-            self._write(lambda folder: folder.append_metrics(event.metrics))
             self._write_bad_files()
-            if event.fault is None:
-                best = best_by_validation(self.metrics)
-                if best is not None and best["epoch"] == event.epoch:
-                    networks = [network.state_dict() for network in self.state.networks]
-                    content = {**best, "networks": networks, **self._network_input()}
-                    self._write(lambda folder: folder.write_best(content))
+        if event.fault is None:
+            self._keep_best(event.epoch)
+            if self.recording.folder is not None:
                 self._write_checkpoint()
         for observer in self.observers:
             observer.on_epoch(replace(event, first_stage=self.recording.first_stage))
@@ -198,6 +200,7 @@ class Recorder(Observer):
         status = "diverged" if fault is not None else "finished" if len(self.metrics) == self.epochs else "interrupted"
         if fault is None:
             self._request.settle()
+            self._load_best()
         self._write(lambda folder: folder.write_curves(self.metrics))
         summary = self.write_summary(status, fault)  # last: what says "finished" is not done again
         if fault is None and self.state.processes.any(self._termination.received):
@@ -229,6 +232,7 @@ class Recorder(Observer):
             state.load_state_dict(checkpoint["training"])
             self._saved_step = 0 if state.log is None else state.log.step
             if len(self.metrics) == self.epochs and summary.get("status") == "finished":
+                self._load_best()
                 return self._run(summary)
         self._write(lambda folder: folder.write_metrics(self.metrics))  # without lines after the checkpoint's epoch
         return None
@@ -245,7 +249,11 @@ class Recorder(Observer):
         if checkpoint is None:
             return None, {}
         mine = self._identity
-        since = {"processes": 1, TRAINING_FILES: mine[TRAINING_FILES]}  # what checkpoints from before it do not say
+        since = {  # what checkpoints from before it do not say
+            "processes": 1,
+            TRAINING_FILES: mine[TRAINING_FILES],
+            **options_before(self.state.settings.method),
+        }
         stored = {**since, **checkpoint["identity"]}
         different = [
             f"{name} (then {stored.get(name)!r}, now {mine.get(name)!r})"
@@ -317,6 +325,27 @@ class Recorder(Observer):
     def _run(self, summary: dict[str, Any]) -> Run:
         history = self.state.history.statistics()
         return Run(self.state.networks, self.metrics, summary, history, plain(self._config["settings"]))
+
+    def _keep_best(self, epoch: int) -> None:
+        """Keep the networks of an epoch that is the best so far by validation accuracy."""
+        best = best_by_validation(self.metrics)
+        if best is None or best["epoch"] != epoch:
+            return
+        weights = [network.state_dict() for network in self.state.networks]
+        if self.recording.folder is not None:
+            self._write(lambda folder: folder.write_best({**best, "networks": weights, **self._network_input()}))
+        elif self.recording.best:
+            self._best = copy.deepcopy(weights)
+
+    def _load_best(self) -> None:
+        """Hand back the networks of the best epoch, if asked to; of several processes the first does."""
+        if not self.recording.best or best_by_validation(self.metrics) is None:
+            return
+        weights = self._best
+        if self._folder is not None:
+            weights = read_weights(self._folder.path / BEST)[1]
+        for network, best in zip(self.state.networks, weights, strict=bool(weights)):
+            network.load_state_dict(best)
 
     def _summary(self, status: str, fault: Fault | None = None) -> dict[str, Any]:
         state = self.state
