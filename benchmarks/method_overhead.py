@@ -44,7 +44,7 @@ def measure(name: str) -> dict[str, float]:
     torch.manual_seed(0)
     settings = TrainSettings(method=name, forget_rate=FORGET_RATE, device="cpu")
     method = METHODS[name].of(settings.as_dict())
-    method.prepare(lambda method, estimate: torch.from_numpy(jf.noise.symmetric(CLASSES, FORGET_RATE)))
+    method.prepare(lambda method, estimate, held_out: torch.from_numpy(jf.noise.symmetric(CLASSES, FORGET_RATE)))
     networks = [mlp(784, CLASSES) for _ in range(method.num_networks)]
     inputs, labels = torch.rand(BATCH, 784), torch.randint(CLASSES, (BATCH,))
     paired = PairedMLP.fits(networks, inputs)

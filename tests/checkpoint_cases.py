@@ -43,6 +43,7 @@ KINDS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], dict[str, Any]]
     "two choices, float16": (small_cnn, (3, 8, 8), {"method": "coteaching-plus", "precision": "float16"}),
     "per class": (small_mlp, (6,), {"selection_per_class": True, "class_weights": "balanced", "label_smoothing": 0.1}),
     "adaptive": (small_mlp, (6,), {"forget_rate": "adaptive"}),
+    "whole set": (small_mlp, (6,), {"method": "taks", "forget_rate": 0.05}),
     "standard, published": (small_mlp, (6,), {"method": "standard", "recipe": "published", "decay_start": 2}),
 }
 

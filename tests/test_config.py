@@ -34,6 +34,7 @@ FLAGS = [
     ("ramp_epochs", "5", 5, {}),
     ("warmup_epochs", "7", 7, {}),
     ("transition_val_fraction", "0.5", 0.5, {"method": "f-correction"}),
+    ("perturbation", "0.01", 0.01, {"method": "taks"}),
     ("recipe", "published", "published", {}),
     ("model", "cnn", "cnn", {}),
     ("pretrained", "resnet.pt", "resnet.pt", {}),

@@ -69,9 +69,9 @@ def plain_loss(method: str, z: list[Tensor], y: Tensor, transition: Tensor | Non
 
 
 @pytest.mark.parametrize("network", [small_mlp, small_tanh], ids=["paired", "separate"])
-@pytest.mark.parametrize("method", [name for name in METHODS if name != "jocor"])
+@pytest.mark.parametrize("method", [name for name in METHODS if name not in ("jocor", "taks")])
 def test_three_steps_equal_a_plain_loop(method: str, network: Any) -> None:
-    """Case 33. (JoCoR's own loop stands in test_engine_step.py.) By SGD: Adam would not show a loss divided twice."""
+    """Case 33. By SGD: Adam would not show a loss divided twice. (JoCoR: test_engine_step.py, TAkS: below.)"""
     data, transition = blobs(48), None
     mine, theirs = pair_of(network), pair_of(network)
     if method in ONE_NETWORK:
@@ -134,7 +134,7 @@ def test_what_a_step_hands_over(method: str) -> None:
         torch.testing.assert_close(step.per_sample, ce.detach())
     if METHODS[method].num_choices == 1:
         torch.testing.assert_close(step.loss.detach(), step.per_sample[step.selected[0]].mean())
-    if METHODS[method].selects and method != "coteaching-plus":
+    if METHODS[method].selects and method not in ("coteaching-plus", "taks"):
         assert [mask.sum().item() for mask in step.selected] == [9] * METHODS[method].num_choices
 
 
@@ -329,6 +329,47 @@ def test_a_first_stage_that_diverges_ends_the_run_as_diverged(tmp_path: Path) ->
     assert result.summary["diverged"]["reason"].startswith("in the first stage, ")
     assert (result.metrics, result.summary["transition"]) == ([], None)
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "diverged"
+
+
+# --- TAkS -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("perturbation", [0.0, 0.05])
+def test_taks_equals_a_plain_loop_over_the_smallest_sums_of_losses(perturbation: float) -> None:
+    data, mine, theirs = blobs(60), pair_of(small_tanh)[0], pair_of(small_tanh)[0]
+    changes = {"method": "taks", "forget_rate": 0.4, "epochs": 4, "decay_start": 9, "optimizer": "sgd", "lr": 0.3}
+    chosen = settings(**changes, seed=SEED, method_options={"perturbation": perturbation})
+    result = fit(chosen, mine, data)
+    inputs, labels, count = data.inputs.float() / 255, data.labels, num_keep(60, 0.4)
+    plain, generator = torch.optim.SGD(theirs.parameters(), 0.3), torch.Generator().manual_seed(SEED)
+    sums, right = torch.zeros(60), []
+    for epoch in range(1, 5):
+        order, noise = torch.randperm(60, generator=generator), torch.randn(60, generator=generator)
+        if epoch > 1:
+            largest, predicted = theirs(inputs).detach().softmax(1).max(1)
+            sums += torch.where(predicted == labels, (1 - largest) / 2, (1 + largest) / 2)
+        objective = noise if epoch == 1 else sums + perturbation * math.sqrt(count * 4) * noise
+        kept = set(smallest(objective, count).tolist())
+        rows = torch.tensor([row for row in order.tolist() if row in kept])[: count // BATCH * BATCH]
+        right.append((labels == data.clean_labels)[rows].double().mean().item())
+        for batch in rows.split(BATCH):
+            plain.zero_grad()
+            F.cross_entropy(theirs(inputs[batch]), labels[batch]).backward()
+            plain.step()
+    torch.testing.assert_close(dict(mine.state_dict()), dict(theirs.state_dict()), rtol=1e-4, atol=1e-5)
+    assert [line["label_precision"] for line in result.metrics] == pytest.approx(right)
+    assert {line["keep_rate"] for line in result.metrics} == {0.6}
+
+
+def test_taks_has_no_ramp_and_trains_on_as_many_batches_as_it_chooses() -> None:
+    chosen = settings(method="taks", forget_rate=0.8, ramp_epochs=10, batch_size=100)
+    plan = plan_epoch(chosen, 1, 1000)
+    assert (chosen.ramp_epochs, plan.samples, plan.steps, plan.batch_size) == (0, 200, 2, 100)
+    assert plan.keep_rate == pytest.approx(0.2)
+    with pytest.raises(ValueError, match="forget_rate must be a number for method 'taks'"):
+        settings(method="taks", forget_rate="adaptive")
+    few = plan_epoch(chosen, 1, 400)
+    assert (few.samples, few.steps, few.batch_size) == (80, 1, 80)
 
 
 # --- end to end -------------------------------------------------------------------------------------------------------

@@ -45,7 +45,7 @@ def test_each_class_keeps_its_share_also_one_of_which_few_batches_have_a_sample(
     kept = shares_kept(method=method, selection_per_class=True)
     expected = np.average(kept, weights=COUNTS)  # Co-teaching+ keeps few rows once predictions agree
     assert min(kept) > 0.5 * expected
-    assert method == "coteaching-plus" or expected == pytest.approx(0.7, abs=0.02)
+    assert method == "coteaching-plus" or expected == pytest.approx(0.7, abs=0.04)  # TAkS leaves a part of a batch out
 
 
 def test_without_it_a_rare_class_is_left_out_as_a_whole() -> None:

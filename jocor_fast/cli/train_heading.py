@@ -11,6 +11,7 @@ from jocor_fast._extension import why_plain
 from jocor_fast.config.resolve import Config
 from jocor_fast.config.task import Task
 from jocor_fast.data.images.preprocessing import Preprocessing
+from jocor_fast.engine.plan import epoch_samples
 from jocor_fast.engine.processes import Processes
 from jocor_fast.engine.settings import SHOWN_AS
 from jocor_fast.methods import METHODS
@@ -28,7 +29,8 @@ def print_heading(
     """What is about to be done, a line a subject; defaults with their source and reason."""
     training, method = config.training, METHODS[config.training.method]
     epochs = trained_epochs(training.epochs, training.recipe)
-    steps = steps_per_epoch(len(task.train.labels), batch, training.recipe, training.max_batches)
+    samples = epoch_samples(training, len(task.train.labels))
+    steps = steps_per_epoch(samples, batch, training.recipe, training.max_batches)
     lines = {"data": _data_text(task), "noise": _noise_text(config, task)}
     if task.dataset.label_table is not None:
         lines["classes"] = _classes_text(task.dataset.label_table)
@@ -36,7 +38,7 @@ def print_heading(
     if method.selects:
         rate = training.forget_rate
         rate = "estimated in training," if isinstance(rate, str) else f"{rate:.4g}"
-        lines["τ"] = f"{rate} from epoch {training.ramp_epochs} on ({config.origin('forget_rate')})"
+        lines["τ"] = f"{rate} from epoch {max(1, training.ramp_epochs)} on ({config.origin('forget_rate')})"
     lines |= {SHOWN_AS.get(name, name): f"{config.value(name):g} ({config.origin(name)})" for name in method.options}
     given = {name: config.value(name) for name in ("class_weights", "label_smoothing", "selection_per_class")}
     parts = [(name.replace("_", " "), "" if value is True else f" {value}") for name, value in given.items() if value]

@@ -124,11 +124,14 @@ def _label_precision(epoch: Epoch, numbers: Numbers) -> float | None:
 
 
 def _class_counts(epoch: Epoch) -> Tensor:
-    """How many rows were selected and how many there were, by their noisy label: [2, C]."""
+    """How many rows were selected, and of how many, by their noisy label: [2, C]."""
     log, state = epoch.log, epoch.state
     rows = torch.stack([log.selected.double().mean(0), torch.ones_like(log.losses[:1]).expand(len(log.order))])
     counts = torch.zeros(2, state.classes, dtype=torch.float64, device=rows.device)
-    return counts.index_add_(1, state.labels[log.order], rows)
+    counts.index_add_(1, state.labels[log.order], rows)
+    if state.step.method.chooses_samples:  # of all samples, those of the epoch are selected
+        counts[1] = torch.bincount(state.labels, minlength=state.classes).double() / state.processes.count
+    return counts
 
 
 def _selected_shares(epoch: Epoch, numbers: Numbers) -> list[float | None]:

@@ -34,6 +34,7 @@ class EpochPlan:
     keep_rate: float  # R(t), 1 for a method that does not select by loss
     forget_rate: float | None  # τ as the run has estimated it so far; None where it is given, or not used
     num_keep: int  # k, of each batch, or of each process's part of it where that selects alone
+    samples: int  # that it is drawn from: all, or those that the method chooses of them
     steps: int
     batch_size: int  # rows in all processes together (all N samples where they are fewer than a batch)
     own_rows: int  # of these, in each process
@@ -62,13 +63,21 @@ class DeviceRates:
         return StepRates(self.lr, plan.beta1, Keep(self.num_keep, self.forget_rate, plan.epoch))
 
 
+def epoch_samples(settings: TrainSettings, num_samples: int) -> int:
+    """Return how many of the samples an epoch is drawn from: all, or those that the method chooses of them."""
+    if not METHODS[settings.method].chooses_samples:
+        return num_samples
+    assert not isinstance(settings.forget_rate, str)  # TrainSettings refuses it
+    return num_keep(num_samples, settings.forget_rate, rounding=schedules.keep_rounding(settings.recipe))
+
+
 def whole_batch(settings: TrainSettings, num_samples: int, processes: Processes = ALONE) -> int:
     """Return the rows of a batch, in all processes together: at most all samples, and as many in each process.
 
     Raises:
         ValueError: the processes cannot share the batch evenly, or there are fewer samples than processes.
     """
-    count, batch_size = processes.count, settings.batch_size
+    count, batch_size, num_samples = processes.count, settings.batch_size, epoch_samples(settings, num_samples)
     if settings.batch_scope == "process":
         batch_size *= count
     elif batch_size % count:
@@ -128,7 +137,7 @@ def plan_epoch(
     factor = schedules.planned_lr_factor(
         settings.lr_plan, epoch, epochs=settings.epochs, decay_start=settings.decay_start, recipe=recipe
     )
-    batch_size = whole_batch(settings, num_samples, processes)
+    batch_size, samples = whole_batch(settings, num_samples, processes), epoch_samples(settings, num_samples)
     own_rows = batch_size // processes.count
     selected_from = batch_size if settings.selection_scope == "global" else own_rows
     return EpochPlan(
@@ -140,7 +149,8 @@ def plan_epoch(
         keep_rate=keep_rate,
         forget_rate=forget_rate,
         num_keep=num_keep(selected_from, 1.0 - keep_rate, rounding=schedules.keep_rounding(recipe)),
-        steps=schedules.steps_per_epoch(num_samples, batch_size, recipe, settings.max_batches),
+        samples=samples,
+        steps=schedules.steps_per_epoch(samples, batch_size, recipe, settings.max_batches),
         batch_size=batch_size,
         own_rows=own_rows,
     )

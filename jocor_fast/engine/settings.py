@@ -71,6 +71,11 @@ def _no_selection(run: Any, processes: int) -> str | None:
     return None if METHODS[run.training.method].selects else f"{run.training.method} does not select by loss"
 
 
+def _no_ramp(run: Any, processes: int) -> str | None:
+    chooses = METHODS[run.training.method].chooses_samples
+    return f"{run.training.method} drops τ from the first epoch on" if chooses else _no_selection(run, processes)
+
+
 def _no_decay(run: Any, processes: int) -> str | None:
     """Where β1 changes there, it does whatever the plan."""
     training = run.training
@@ -129,7 +134,7 @@ class TrainSettings:
     method_options: Mapping[str, int | float] = field(default_factory=dict)
     ramp_epochs: int = option(
         10, METHOD, "N", "epochs over which the dropped share rises from 0 to τ", check=_at_least(0),
-        idle=_no_selection,
+        idle=_no_ramp,
         why="networks learn the clean labels first: leave them a few hundred steps",
     )
     selection_per_class: bool = option(
@@ -218,6 +223,11 @@ class TrainSettings:
                 arguments.check_choice(name, value, declared.choices)
             elif declared.check is not None:
                 self._set(name, declared.check(name, value))
+        if METHODS[self.method].chooses_samples:
+            self._set("ramp_epochs", 0)
+            if self.forget_rate == ADAPTIVE:
+                wanted = f"must be a number for method {self.method!r}, whose epochs are all as long"
+                raise ArgumentValueError("forget_rate", f"{wanted}, got {ADAPTIVE!r}")
         self._set("class_weights", _class_weights(self.class_weights))
         for name, value in (("class_weights", self.class_weights), ("label_smoothing", self.label_smoothing or None)):
             if value is not None and not METHODS[self.method].takes_terms:

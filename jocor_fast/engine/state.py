@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from jocor_fast.data.samples import InputSource, ResidentInputs, Samples
 from jocor_fast.engine import augment
 from jocor_fast.engine.epoch_log import EpochLog
-from jocor_fast.engine.evaluate import EvaluationSet
+from jocor_fast.engine.evaluate import EvaluationSet, predicted_probabilities
 from jocor_fast.engine.forget_rate import AdaptiveForgetRate
 from jocor_fast.engine.graph import CapturedSteps
 from jocor_fast.engine.history import SampleHistory, share_rows
@@ -157,12 +157,26 @@ class TrainingState:
         All processes draw the same one, and each takes every W-th row of each batch.
         """
         order = torch.randperm(len(self.source), generator=self.generator, device=self.device)
+        if self.step.method.chooses_samples:
+            order = order[self._chosen(plan)[order]]
         order = self.processes.share_of(order[: plan.steps * plan.batch_size])
         log, self._kept_log = self._kept_log, None
         if log is None:
             return EpochLog(order.clone(), plan.steps, self.step.method.num_choices)
         log.restart(order)
         return log
+
+    def _chosen(self, plan: EpochPlan) -> Tensor:
+        """Return which samples the epoch trains on, bool [N], in every process the same."""
+
+        def probabilities() -> Tensor:
+            with self.step.autocast():
+                found = predicted_probabilities(self.networks[0], self.source, self.device, self.own_rows)
+            return torch.from_numpy(found).to(self.device)
+
+        groups = self.labels if self.step.per_class else None
+        chosen = self.step.method.choose(plan.epoch, plan.samples, probabilities, self.labels, self.generator, groups)
+        return self.processes.from_first(lambda: chosen).to(self.device)
 
     def end_epoch(self) -> None:
         """Close the log of the epoch, and let every process have what each has of its steps."""

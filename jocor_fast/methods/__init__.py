@@ -23,6 +23,7 @@ from jocor_fast.methods.paper import (
     Standard,
     StandardPlus,
 )
+from jocor_fast.methods.taks import TAkS
 
 __all__ = [
     "GROUP",
@@ -40,6 +41,7 @@ __all__ = [
     "Standard",
     "StandardPlus",
     "StepLoss",
+    "TAkS",
     "register",
     "uses_forget_rate",
 ]

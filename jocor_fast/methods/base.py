@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from jocor_fast.composed_losses import Terms
@@ -85,6 +86,7 @@ class Method:
     num_networks: ClassVar[int] = 2
     num_choices: ClassVar[int] = 1  # how many masks `StepLoss.selected` holds
     selects: ClassVar[bool] = True  # False: τ and its ramp change nothing, and the keep rate is reported as 1
+    chooses_samples: ClassVar[bool] = False  # True: an epoch trains on the samples that `choose` picks, without a ramp
     takes_terms: ClassVar[bool] = False  # whether its loss heeds `Keep.terms`
     stages: ClassVar[tuple[str, ...]] = ("",)  # what is trained one after the other, where that is more than one thing
     state: dict[str, Tensor] = field(default_factory=dict, init=False)
@@ -114,6 +116,27 @@ class Method:
             keep: of the epoch, as numbers of the host.
             history: up to the epoch before.
         """
+
+    def choose(
+        self,
+        epoch: int,
+        num_keep: int,
+        probabilities: Callable[[], Tensor],
+        labels: Tensor,
+        generator: torch.Generator,
+        groups: Tensor | None,
+    ) -> Tensor:
+        """Return which samples an epoch trains on, bool [N] with `num_keep` of them, for `chooses_samples`.
+
+        Args:
+            epoch: from 1.
+            num_keep: k = (1 − τ) · N.
+            probabilities: predicts all samples by the first network as it is: [N, C]; rows of a sample may be NaN.
+            labels: int64 [N].
+            generator: draws the same numbers in every process, and is kept in checkpoints.
+            groups: int64 [N], the classes of a selection per class; None: of all samples together.
+        """
+        raise NotImplementedError
 
     def summary(self) -> dict[str, Any]:
         """Return what summary.json holds of the method's own."""

@@ -35,7 +35,7 @@ class Standard(Method):
     takes_terms = True
 
     def loss(self, logits: tuple[Tensor, ...], labels: Tensor, keep: Keep) -> StepLoss:
-        return _own_small_loss(logits[0], labels, keep._replace(num_keep=len(labels)))
+        return own_small_loss(logits[0], labels, keep._replace(num_keep=len(labels)))
 
 
 @register("standard-plus")
@@ -47,7 +47,7 @@ class StandardPlus(Method):
     takes_terms = True
 
     def loss(self, logits: tuple[Tensor, ...], labels: Tensor, keep: Keep) -> StepLoss:
-        return _own_small_loss(logits[0], labels, keep)
+        return own_small_loss(logits[0], labels, keep)
 
 
 @register("f-correction")
@@ -194,7 +194,7 @@ def _exchanged(out: CoTeachingOutput) -> StepLoss:
     return StepLoss(out.loss, masks, out.num_nonfinite, out.per_sample1 + out.per_sample2)
 
 
-def _own_small_loss(logits: Tensor, labels: Tensor, keep: Keep) -> StepLoss:
+def own_small_loss(logits: Tensor, labels: Tensor, keep: Keep) -> StepLoss:
     """Mean CE of one network's small-loss rows: at λ = 0 the joint loss of a network with itself is twice its CE."""
     # The second network is a constant: the gradient is that of one CE; the values are halved, exactly.
     out = _jocor(logits, logits.detach(), labels, keep, 0.0)
