@@ -18,6 +18,7 @@ end_at_once_on_interrupt()
 try:
     from jocor_fast import reference, schedules
     from jocor_fast._extension import build_info
+    from jocor_fast.closed_forms import dml_loss, elr_loss
     from jocor_fast.forward_correction import forward_corrected_loss
     from jocor_fast.linear_losses import linear_jocor_loss, linear_joint_loss
     from jocor_fast.losses import (
@@ -47,6 +48,8 @@ __all__ = [
     "build_info",
     "coteaching_loss",
     "decoupling_loss",
+    "dml_loss",
+    "elr_loss",
     "forward_corrected_loss",
     "jocor_loss",
     "joint_loss",

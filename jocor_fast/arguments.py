@@ -236,6 +236,14 @@ def check_target(name: str, logits: Tensor, target: Tensor) -> None:
     check_device("target", target, name, logits)
 
 
+def check_moving_mean(moving_mean: Tensor, logits: Tensor) -> None:
+    """Raise unless mean predictions are floating, of the logits' shape and device; their values are not read."""
+    check_type("moving_mean", moving_mean, FLOAT_TYPES)
+    if moving_mean.shape != logits.shape:
+        raise ValueError(f"moving_mean must have shape {list(logits.shape)} like logits, got {list(moving_mean.shape)}")
+    check_device("moving_mean", moving_mean, "logits", logits)
+
+
 def check_losses(losses: Tensor, eligible: Tensor | None, groups: Tensor | None) -> None:
     """Raise unless losses are a floating [B], and the mask and the groups have their shape and device."""
     check_type("losses", losses, FLOAT_TYPES)

@@ -15,6 +15,7 @@ and the losses can be differentiated twice, where the logits are finite.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -37,6 +38,7 @@ from jocor_fast.arguments import (
     check_logits,
     check_losses,
     check_matrix,
+    check_moving_mean,
     check_num_keep,
     check_number_of_weights,
     check_reduction,
@@ -46,6 +48,7 @@ from jocor_fast.arguments import (
     check_target,
     check_transition,
     check_type,
+    not_negative,
 )
 from jocor_fast.errors import ArgumentValueError
 from jocor_fast.outputs import CoTeachingOutput, DecouplingOutput, JoCoROutput
@@ -53,6 +56,8 @@ from jocor_fast.outputs import CoTeachingOutput, DecouplingOutput, JoCoROutput
 __all__ = [
     "coteaching_loss",
     "decoupling_loss",
+    "dml_loss",
+    "elr_loss",
     "forward_corrected_loss",
     "jocor_loss",
     "joint_loss",
@@ -61,6 +66,8 @@ __all__ = [
     "num_keep",
     "select_small_loss",
 ]
+
+_LEAST_REST = 1e-12  # of 1 - t·p in `elr_loss`
 
 
 def jocor_loss(
@@ -220,6 +227,36 @@ def forward_corrected_loss(logits: Tensor, target: Tensor, transition: Any, *, r
     return corrected_loss(logits, target, matrix.log().t(), mean=mean)[0]
 
 
+def elr_loss(
+    logits: Tensor, target: Tensor, moving_mean: Tensor, *, strength: float = 3.0, reduction: str = "mean"
+) -> Tensor:
+    """Return CE + L log(1 - t·p), of which autograd makes the gradient; see `jocor_fast.elr_loss`."""
+    mean, strength = check_reduction(reduction) == "mean", not_negative("strength", strength)
+    (z,), label, valid = _rows_of((logits,), target)
+    check_moving_mean(moving_mean, logits)
+
+    def losses(z: Tensor) -> Tensor:
+        rest = ((1 - moving_mean.detach().to(z.dtype)) * z.softmax(1)).sum(1)
+        return -z.log_softmax(1).gather(1, label)[:, 0] + strength * rest.clamp(min=_LEAST_REST).log()
+
+    return _reduced(losses, (z,), valid, mean)
+
+
+def dml_loss(logits1: Tensor, logits2: Tensor, target: Tensor, *, reduction: str = "mean") -> Tensor:
+    """Return CE1 + KL(q‖p) + CE2 + KL(p‖q), the first of each a constant; see `jocor_fast.dml_loss`."""
+    mean = check_reduction(reduction) == "mean"
+    check_logits(logits1, logits2)
+    (z1, z2), label, valid = _rows_of((logits1, logits2), target)
+
+    def taught(z: Tensor, other: Tensor) -> Tensor:
+        teacher, log_p = other.detach().log_softmax(1), z.log_softmax(1)
+        known = teacher > -torch.inf
+        ratio = torch.where(known, teacher, 0) - torch.where(known, log_p, 0)
+        return -log_p.gather(1, label)[:, 0] + (teacher.exp() * ratio).sum(1)
+
+    return _reduced(lambda z1, z2: taught(z1, z2) + taught(z2, z1), (z1, z2), valid, mean)
+
+
 def corrected_loss(
     logits: Tensor, target: Tensor, log_transition_t: Tensor, *, mean: bool = True
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -317,6 +354,25 @@ def _row_weights(target: Tensor, class_weights: Tensor | None, eligible: Tensor)
         return None
     weights = class_weights.double()
     return weights[torch.where(eligible, target.long(), 0).clamp(0, len(weights) - 1)]
+
+
+def _rows_of(networks: tuple[Tensor, ...], target: Tensor) -> tuple[tuple[Tensor, ...], Tensor, Tensor]:
+    """Return the logits in the type of the losses, the labels as a column, and which of them lie in [0, C)."""
+    name = "logits" if len(networks) == 1 else "logits1"
+    check_type(name, networks[0], FLOAT_TYPES)
+    check_matrix(name, networks[0])
+    check_target(name, networks[0], target)
+    valid = check_labels(target, networks[0].shape[1], torch.ones_like(target, dtype=torch.bool), None)
+    real = torch.promote_types(networks[0].dtype, torch.float32)
+    return tuple(logits.to(real) for logits in networks), _column_of_labels(target, valid), valid
+
+
+def _reduced(losses: Callable[..., Tensor], networks: tuple[Tensor, ...], valid: Tensor, mean: bool) -> Tensor:
+    """Return the rows' losses or their mean; a row whose loss is not finite keeps it and gets no gradient."""
+    found = torch.where(valid, losses(*(logits.detach() for logits in networks)), torch.nan)
+    trains = found.isfinite()
+    rows = torch.where(trains, losses(*(torch.where(trains[:, None], logits, 0) for logits in networks)), found)
+    return rows.sum() / max(len(rows), 1) if mean else rows
 
 
 def _predictions_differ(logits1: Tensor, logits2: Tensor) -> Tensor:

@@ -78,6 +78,12 @@ RUNS: list[tuple[Build, dict[str, Any]]] = [
     (small_tanh, {"method": "standard", "weight_decay": 0.1}),
     (small_tanh, {"method": "decoupling"}),
     (small_tanh, {"method": "coteaching-plus", "warmup_epochs": 1}),
+    (small_tanh, {"method": "elr"}),
+    (small_tanh, {"method": "joint-optimization"}),
+    (small_tanh, {"method": "pencil", "method_options": {"pencil_from": 0.2}}),  # of 6 epochs
+    (small_tanh, {"method": "nlnl"}),
+    (small_tanh, {"method": "dml"}),
+    (small_tanh, {"method": "adaptation", "method_options": {"adaptation_warmup": 1}}),
     (small_tanh, {"optimizer": "sgd", "lr": 0.1}),
     (small_tanh, {"forget_rate": "adaptive", "ramp_epochs": 2}),
     (small_tanh, {"decay_start": 1}),

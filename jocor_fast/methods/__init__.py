@@ -13,7 +13,7 @@ from jocor_fast.methods.base import (
     register,
     uses_forget_rate,
 )
-from jocor_fast.methods.paper import (
+from jocor_fast.methods.paper import (  # first, for the order in which the methods are listed
     CoTeaching,
     CoTeachingPlus,
     Decoupling,
@@ -24,6 +24,9 @@ from jocor_fast.methods.paper import (
     StandardPlus,
 )
 from jocor_fast.methods.taks import TAkS
+
+# isort: split
+from jocor_fast.methods import label_estimates, mutual_learning, negative_learning, noise_layer
 
 __all__ = [
     "GROUP",
@@ -42,6 +45,10 @@ __all__ = [
     "StandardPlus",
     "StepLoss",
     "TAkS",
+    "label_estimates",
+    "mutual_learning",
+    "negative_learning",
+    "noise_layer",
     "register",
     "uses_forget_rate",
 ]

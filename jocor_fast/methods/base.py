@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from jocor_fast.closed_forms import Rows, mean_loss
 from jocor_fast.composed_losses import Terms
 from jocor_fast.option import Option, options_of
 
@@ -155,6 +156,12 @@ class Method:
             keep: of the epoch.
         """
         raise NotImplementedError
+
+
+def mean_step(rows: Rows, logits: tuple[Tensor, ...], trains: Tensor | None = None) -> StepLoss:
+    """Return the mean over the rows that train, [B] bool (None: all), for `Method.loss`."""
+    out = mean_loss(rows, logits, trains)
+    return StepLoss(out.loss, (out.selected,), out.num_nonfinite, rows.losses)
 
 
 METHODS: dict[str, type[Method]] = {}

@@ -1,0 +1,25 @@
+"""Two networks that teach each other on all rows."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from jocor_fast.closed_forms import dml_rows, log_probabilities
+from jocor_fast.methods.base import Keep, Method, StepLoss, mean_step, register
+
+
+@register("dml")
+class DeepMutualLearning(Method):
+    """Cross-entropy and the divergence from the other's prediction, a constant to each (Zhang et al., CVPR 2018).
+
+    Both networks are updated in one step; the authors update the second by a new prediction of the first.
+    """
+
+    title = "Mutual learning"
+    selects = False
+
+    def loss(self, logits: tuple[Tensor, ...], labels: Tensor, keep: Keep) -> StepLoss:
+        with torch.no_grad():
+            rows = dml_rows(*(log_probabilities(network) for network in logits), labels)
+        return mean_step(rows, logits)
