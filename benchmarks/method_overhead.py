@@ -47,9 +47,10 @@ def measure(name: str) -> dict[str, float]:
     method.prepare(lambda method, estimate, held_out: torch.from_numpy(jf.noise.symmetric(CLASSES, FORGET_RATE)))
     networks = [mlp(784, CLASSES) for _ in range(method.num_networks)]
     inputs, labels = torch.rand(BATCH, 784), torch.randint(CLASSES, (BATCH,))
+    method.start(labels, CLASSES)
     paired = PairedMLP.fits(networks, inputs)
     group: NetworkGroup = PairedMLP(networks) if paired else SeparateNetworks(networks)
-    keep = Keep(jf.num_keep(BATCH, FORGET_RATE), FORGET_RATE)
+    keep = Keep(jf.num_keep(BATCH, FORGET_RATE), FORGET_RATE, samples=torch.arange(BATCH))
 
     def passes() -> None:
         group.backward(method.loss(group.logits(inputs), labels, keep).loss)
