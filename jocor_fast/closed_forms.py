@@ -53,7 +53,7 @@ class _WithGradients(torch.autograd.Function):
         return value
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
         gradients = ctx.saved_tensors
         factor = upstream[:, None] if upstream.dim() else upstream

@@ -21,5 +21,5 @@ class DeepMutualLearning(Method):
 
     def loss(self, logits: tuple[Tensor, ...], labels: Tensor, keep: Keep) -> StepLoss:
         with torch.no_grad():
-            rows = dml_rows(*(log_probabilities(network) for network in logits), labels)
+            rows = dml_rows(log_probabilities(logits[0]), log_probabilities(logits[1]), labels)
         return mean_step(rows, logits)
