@@ -40,7 +40,7 @@ def step_of(name: str) -> Callable[[], None]:
     data = Samples(inputs, torch.randint(CLASSES, (SAMPLES,)))
     state = TrainingState(settings, networks, data, None, None, torch.device("cpu"))
     transition = torch.full((CLASSES, CLASSES), 0.5 / (CLASSES - 1), dtype=torch.float64).fill_diagonal_(0.5)
-    state.step.method.prepare(lambda method, estimate: transition)
+    state.step.method.prepare(lambda *given: transition)
     log, rates = state.begin_epoch(plan_epoch(settings, EPOCH, SAMPLES))
     batches = log.order.split(BATCH)
     number = 0

@@ -226,7 +226,7 @@ class Calls(TorchDispatchMode):
 
 def calls_of_an_epoch(networks: tuple[nn.Module, ...], data: Samples, **changes: Any) -> set[str]:
     state = training(networks, data, **changes)
-    state.step.method.prepare(lambda method, estimate: torch.eye(CLASSES))
+    state.step.method.prepare(lambda *given: torch.eye(CLASSES))
     with Calls() as calls:
         train_steps(state, len(data.labels) // 16 - 1)
     return calls.names

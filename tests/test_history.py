@@ -109,7 +109,7 @@ def test_a_loss_that_is_not_finite_counts_as_a_large_one_and_does_no_lasting_har
 def test_a_trainer_records_every_step_that_it_takes(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     count = METHODS[method].num_networks
     state = training(pair_of(small_mlp)[:count], blobs(70), method=method)
-    state.step.method.prepare(lambda method, estimate: torch.eye(CLASSES))
+    state.step.method.prepare(lambda *given: torch.eye(CLASSES))
     plain, take = PlainHistory(state.labels), TrainingStep.__call__
 
     def noted(step: TrainingStep, stored: Tensor, labels: Tensor, *further: Any) -> StepLoss:
