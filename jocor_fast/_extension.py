@@ -35,12 +35,22 @@ def _read_build() -> dict[str, Any]:
         build |= {"compiler": None, "cuda": None, "cuda_architectures": [], "reason": "JOCOR_FAST_BUILD=none"}
     if build["compiler"] is None:
         build["torch"] = torch.__version__
-    if build["torch"] != torch.__version__:
+    if not fits(build["torch"], build["cuda"], torch.__version__, torch.version.cuda):
         raise ImportError(
             f"jocor_fast was compiled against torch {build['torch']} and torch {torch.__version__} is running: "
             f"{_REBUILD}"
         )
     return build
+
+
+def fits(built: str, built_cuda: str | None, running: str, running_cuda: str | None) -> bool:
+    """Return whether kernels compiled against one torch run with another: its C++ interface changes with the minor.
+
+    A CPU and a CUDA build of one minor serve alike; CUDA kernels also need a runtime of the toolkit's major version.
+    """
+    if built.split(".")[:2] != running.split(".")[:2]:
+        return False
+    return built_cuda is None or built_cuda.split(".")[0] == (running_cuda or "").split(".")[0]
 
 
 def _installed_elsewhere() -> Path | None:

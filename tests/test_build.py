@@ -17,6 +17,7 @@ import torch
 
 import jocor_fast as jf
 from children import python
+from jocor_fast._extension import fits
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "csrc"))
@@ -322,6 +323,23 @@ def another_torch(package: Path) -> str:
     build = json.loads((package / "_build.json").read_text())
     (package / "_build.json").write_text(json.dumps({**build, "torch": "2.10.0+cpu"}))
     return f"jocor_fast was compiled against torch 2.10.0+cpu and torch {torch.__version__}"
+
+
+@pytest.mark.parametrize(
+    ("built", "built_cuda", "running", "running_cuda", "fit"),
+    [
+        ("2.14.1+cu130", None, "2.14.0+cpu", None, True),
+        ("2.14.0", "13.0", "2.14.1+cu132", "13.2", True),
+        ("2.14.1+cu130", "13.0", "2.14.1+cu126", "12.6", False),
+        ("2.14.1+cu130", "13.0", "2.14.1+cpu", None, False),
+        ("2.1.0", None, "2.14.0", None, False),
+        ("2.14.1", None, "2.15.0", None, False),
+    ],
+)
+def test_kernels_serve_the_minor_version_of_torch_that_they_were_compiled_against(
+    built: str, built_cuda: str | None, running: str, running_cuda: str | None, fit: bool
+) -> None:
+    assert fits(built, built_cuda, running, running_cuda) == fit
 
 
 def damaged_extension(package: Path) -> str:
