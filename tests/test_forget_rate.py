@@ -78,7 +78,7 @@ def test_the_rate_stays_once_the_ramp_is_over() -> None:
 
 
 @pytest.mark.parametrize(("ramp_epochs", "estimates"), [(3, [0.9, 0.5, 0.1]), (0, [0.9]), (1, [0.9])])
-def test_the_rate_is_the_median_of_what_the_epochs_of_the_ramp_told(
+def test_the_rate_is_the_median_of_the_later_half_of_what_the_epochs_of_the_ramp_told(
     ramp_epochs: int, estimates: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = iter([0.9, 0.5, 0.1, 0.0, 0.0])
@@ -90,7 +90,7 @@ def test_the_rate_is_the_median_of_what_the_epochs_of_the_ramp_told(
         rate.follow(epoch, history, CLASSES, ALONE)
         values.append(rate.value)
     assert rate.estimates == estimates
-    medians = [0.0] + [float(np.median(estimates[: count + 1])) for count in range(len(estimates))]
+    medians = [0.0] + [float(np.median(estimates[count // 2 : count])) for count in range(1, len(estimates) + 1)]
     assert values == (medians + [medians[-1]] * 6)[:6]
 
 

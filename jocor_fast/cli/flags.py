@@ -76,7 +76,7 @@ def _add(parser: argparse._ActionsContainer, option: Option, default: Any) -> No
 
 
 class _Once(argparse.Action):
-    """Refuses a second value, for options that take a number or a word: which of the two is meant is not to be guessed."""
+    """Refuses a second value, for an option that takes a number or a word: it does not guess which is meant."""
 
     def __call__(self, parser: argparse.ArgumentParser, namespace: Any, values: Any, option_string: Any = None) -> None:
         if getattr(namespace, self.dest, self.default) != self.default:

@@ -1,8 +1,8 @@
 """τ that follows the run (`forget_rate="adaptive"`): the share of wrong labels as its own networks see it (ours).
 
 After each epoch of the ramp the share is estimated from the samples that the networks are surest of, whose predictions
-hardly err (`noise.estimate.rate_and_rows_of_surest`). τ is the median of the estimates so far: the first are too high,
-as the networks have learnt little, and the last too low where they begin to memorise. After the ramp τ stays.
+hardly err (`noise.estimate.rate_and_rows_of_surest`). τ is the median of the later half of the estimates so far: the
+first are far too high where the networks learn slowly. After the ramp τ stays, for networks that memorise find less.
 
 Two groups of losses, as a mixture, do not tell the share: the losses of clean data have two as well, easy and hard
 (the rules that were tried, and their figures: benchmarks/results/adaptive).
@@ -31,7 +31,8 @@ class AdaptiveForgetRate:
     @property
     def value(self) -> float:
         """τ; 0 before the first epoch."""
-        return min(median(self.estimates), HIGHEST_FORGET_RATE) if self.estimates else 0.0
+        later = self.estimates[len(self.estimates) // 2 :]
+        return min(median(later), HIGHEST_FORGET_RATE) if later else 0.0
 
     def follow(self, epoch: int, history: SampleHistory, num_classes: int, processes: Processes) -> None:
         """Learn what the run has seen before an epoch (from 1); after the first one past the ramp, nothing changes."""
