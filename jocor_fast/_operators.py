@@ -17,7 +17,7 @@ from torch.compiler import is_compiling
 
 from jocor_fast import reference
 from jocor_fast._extension import DEVICES, compiled, why_plain
-from jocor_fast.arguments import check_tensor
+from jocor_fast.tensor_arguments import check_tensor
 
 _OUTSIDE = 5  # frames from a warning here to the caller of a public function
 

@@ -14,17 +14,16 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from jocor_fast.arguments import (
+from jocor_fast.arguments import check_reduction, not_negative
+from jocor_fast.reference import check_labels
+from jocor_fast.tensor_arguments import (
     FLOAT_TYPES,
     check_logits,
     check_matrix,
     check_moving_mean,
-    check_reduction,
     check_target,
     check_type,
-    not_negative,
 )
-from jocor_fast.reference import check_labels
 
 LEAST_REST = 1e-12  # of 1 − ⟨t, p⟩, which is 0 where a prediction and its mean are sure of the same class
 

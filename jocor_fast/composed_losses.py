@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from jocor_fast import arguments
+from jocor_fast import arguments, tensor_arguments
 from jocor_fast._operators import operator
 from jocor_fast.errors import ArgumentValueError
 from jocor_fast.reference import eligible_rows, kept_on_device
@@ -52,7 +52,7 @@ def terms_of(class_weights: Tensor | None, label_smoothing: float, target: Tenso
         return None
     smoothing = arguments.check_label_smoothing(label_smoothing)
     if class_weights is not None:
-        arguments.check_class_weights(class_weights)
+        tensor_arguments.check_class_weights(class_weights)
     return Terms(class_weights, smoothing) if class_weights is not None or smoothing or is_soft(target) else None
 
 
@@ -188,7 +188,7 @@ class _Target(NamedTuple):
     @classmethod
     def of(cls, logits1: Tensor, logits2: Tensor, target: Tensor, ignore_index: int | None, terms: Terms) -> _Target:
         """Read the target as the terms say; raise what is wrong with it."""
-        arguments.check_logits(logits1, logits2)
+        tensor_arguments.check_logits(logits1, logits2)
         classes, real = logits1.shape[1], torch.promote_types(logits1.dtype, torch.float32)
         shares, valid, eligible, labels = None, None, None, target
         if is_soft(target):
@@ -197,7 +197,7 @@ class _Target(NamedTuple):
             shares, valid = _distributions(target, logits1, real)
             labels = shares.argmax(1)
         else:
-            arguments.check_target("logits1", logits1, target)
+            tensor_arguments.check_target("logits1", logits1, target)
         if ignore_index is not None:
             eligible = eligible_rows(target, ignore_index)
         column = labels.long().clamp(0, classes - 1)[:, None]
@@ -208,7 +208,7 @@ class _Target(NamedTuple):
             shares = spread if shares is None else (1 - terms.label_smoothing) * shares + spread
         weights = weight = total = None
         if terms.class_weights is not None:
-            arguments.check_number_of_weights(terms.class_weights, logits1)
+            tensor_arguments.check_number_of_weights(terms.class_weights, logits1)
             weights = terms.class_weights.detach().to(real)
             weight = total = weights[column[:, 0]]
             if shares is not None:
@@ -260,10 +260,10 @@ class _Target(NamedTuple):
 
 def _distributions(target: Tensor, logits: Tensor, real: torch.dtype) -> tuple[Tensor, Tensor]:
     """Return soft targets whose rows sum to 1, [B, C], and which rows hold a distribution, [B]."""
-    arguments.check_soft_target(target, logits)
+    tensor_arguments.check_soft_target(target, logits)
     shares = target.detach().to(real)
     total = shares.sum(1, keepdim=True)
-    valid = (shares >= 0).all(1) & ((total[:, 0] - 1).abs() <= arguments.SHARES_TOLERANCE)
+    valid = (shares >= 0).all(1) & ((total[:, 0] - 1).abs() <= tensor_arguments.SHARES_TOLERANCE)
     if target.device.type == "cpu" and not is_compiling() and not valid.all():
         row = int((~valid).nonzero()[0])
         raise ArgumentValueError(

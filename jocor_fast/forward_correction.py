@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from jocor_fast._operators import operator
-from jocor_fast.arguments import check_reduction, check_transition
+from jocor_fast.arguments import check_reduction
+from jocor_fast.tensor_arguments import check_transition
 
 _loss = operator("forward_corrected_loss")
 

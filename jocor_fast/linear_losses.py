@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from jocor_fast import _operators, arguments, composed_losses
+from jocor_fast import _operators, arguments, composed_losses, tensor_arguments
 from jocor_fast._extension import compiled
 from jocor_fast.outputs import JoCoROutput
 
@@ -74,7 +74,7 @@ def linear_jocor_loss(
     Raises:
         TypeError, ValueError, RuntimeError: as `jocor_loss`.
     """
-    forget_rate, num_keep = arguments.check_keep_arguments(forget_rate, num_keep, hidden1)
+    forget_rate, num_keep = tensor_arguments.check_keep_arguments(forget_rate, num_keep, hidden1)
     ignore_index = arguments.check_ignore_index(ignore_index)
     rows = _rows_of(hidden1)
     if forget_rate is not None:
@@ -136,8 +136,8 @@ def _per_sample(
     """Return the joint loss of each row, [B]; of which at most so many will get a gradient."""
     co_lambda = arguments.check_co_lambda(co_lambda)
     tensors = _in_one_type(hidden1, weight1, bias1, hidden2, weight2, bias2)
-    arguments.check_linear_pair(*tensors)
-    arguments.check_target("hidden1", hidden1, target)
+    tensor_arguments.check_linear_pair(*tensors)
+    tensor_arguments.check_target("hidden1", hidden1, target)
     hidden1, weight1 = tensors[:2]
     rows, row_bytes = hidden1.shape[0], 2 * weight1.shape[0] * hidden1.element_size()
     if chunk_rows is None:
@@ -161,5 +161,5 @@ def _in_one_type(*tensors: Any) -> tuple[Any, ...]:
 
 
 def _rows_of(hidden: Tensor) -> int:
-    arguments.check_hidden("hidden1", hidden)
+    tensor_arguments.check_hidden("hidden1", hidden)
     return hidden.shape[0]

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from jocor_fast import _operators, arguments, composed_losses
+from jocor_fast import _operators, arguments, composed_losses, tensor_arguments
 from jocor_fast.composed_losses import ALL_ROWS, split, terms_of
 from jocor_fast.outputs import CoTeachingOutput, DecouplingOutput, JoCoROutput
 
@@ -75,7 +75,7 @@ def jocor_loss(
             wait for the device, such a row has per_sample NaN, is not selected, and is counted in num_nonfinite.
         RuntimeError: differentiating twice.
     """
-    forget_rate, num_keep = arguments.check_keep_arguments(forget_rate, num_keep, logits1)
+    forget_rate, num_keep = tensor_arguments.check_keep_arguments(forget_rate, num_keep, logits1)
     terms = terms_of(class_weights, label_smoothing, target)
     if terms is not None:
         result = composed_losses.jocor(
@@ -240,7 +240,7 @@ def coteaching_loss(
     Raises:
         TypeError, ValueError, RuntimeError: as in `jocor_loss`.
     """
-    forget_rate, num_keep = arguments.check_keep_arguments_or_tensors(forget_rate, num_keep, logits1)
+    forget_rate, num_keep = tensor_arguments.check_keep_arguments_or_tensors(forget_rate, num_keep, logits1)
     terms = terms_of(class_weights, label_smoothing, target)
     if terms is not None:
         result = composed_losses.coteaching(
@@ -333,9 +333,9 @@ def select_small_loss(
     Raises:
         TypeError, ValueError, RuntimeError: as in `jocor_loss`.
     """
-    keep = arguments.check_num_keep(num_keep, losses)
+    keep = tensor_arguments.check_num_keep(num_keep, losses)
     if groups is not None:
-        arguments.check_losses(losses, eligible, groups)
+        tensor_arguments.check_losses(losses, eligible, groups)
         return composed_losses.select_per_group(losses.detach(), keep, eligible, groups)
     selected: Tensor = _select_small_loss(losses, *split(keep), eligible)
     return selected

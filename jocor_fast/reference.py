@@ -23,17 +23,25 @@ from torch import Tensor
 from torch.compiler import is_compiling
 
 from jocor_fast.arguments import (
-    FLOAT_TYPES,
-    SHARES_TOLERANCE,
     at_least,
     check_batch_size,
-    check_class_weights,
     check_co_lambda,
     check_forget_rate,
     check_ignore_index,
+    check_label_smoothing,
+    check_reduction,
+    check_rounding,
+    check_switch,
+    not_negative,
+)
+from jocor_fast.errors import ArgumentValueError
+from jocor_fast.outputs import CoTeachingOutput, DecouplingOutput, JoCoROutput
+from jocor_fast.tensor_arguments import (
+    FLOAT_TYPES,
+    SHARES_TOLERANCE,
+    check_class_weights,
     check_keep_arguments,
     check_keep_arguments_or_tensors,
-    check_label_smoothing,
     check_linear_pair,
     check_logits,
     check_losses,
@@ -41,17 +49,11 @@ from jocor_fast.arguments import (
     check_moving_mean,
     check_num_keep,
     check_number_of_weights,
-    check_reduction,
-    check_rounding,
     check_soft_target,
-    check_switch,
     check_target,
     check_transition,
     check_type,
-    not_negative,
 )
-from jocor_fast.errors import ArgumentValueError
-from jocor_fast.outputs import CoTeachingOutput, DecouplingOutput, JoCoROutput
 
 __all__ = [
     "coteaching_loss",

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from jocor_fast import arguments
 from jocor_fast.data.images.bad_files import BadFiles
+from jocor_fast.tensor_arguments import check_readable
 
 SAMPLES_LOOKED_AT = 100
 LARGE_INPUTS = 10.0  # root mean square; the networks' weights begin as is right for some 1
@@ -198,7 +199,7 @@ def check_inputs(name: str, inputs: Tensor | InputFiles) -> None:
         return
     if not isinstance(inputs, Tensor):
         raise TypeError(f"{name} must be a tensor, got {type(inputs).__name__}")
-    arguments.check_readable(name, inputs)
+    check_readable(name, inputs)
     if not (inputs.is_floating_point() or inputs.dtype in (torch.uint8, torch.int32, torch.int64)):
         raise TypeError(f"{name} must be uint8, floating, int32 or int64, got {inputs.dtype}")
     if inputs.dim() < 1 or len(inputs) == 0:
