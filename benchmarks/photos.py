@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from jocor_fast.data.images.prepare import Preparation, prepared_jpeg
+from jocor_fast.data.images.prepare import prepared_jpeg
+from jocor_fast.data.images.preprocessing import Preparation
 from jocor_fast.data.images.source import ImageFiles
 
 ORIGINAL = (800, 600)  # height, width: about what the images of Clothing1M have

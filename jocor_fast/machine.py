@@ -6,13 +6,14 @@ import contextlib
 import os
 import platform
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import torch
-
-from jocor_fast._extension import build_info
 from jocor_fast.errors import ArgumentValueError
+
+if TYPE_CHECKING:
+    import torch
+
+LAUNCHED_BY = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # what torchrun sets, and srun scripts by hand
 
 
 def resolve_device(name: str) -> torch.device:
@@ -23,6 +24,8 @@ def resolve_device(name: str) -> torch.device:
     Raises:
         ValueError: torch does not see this CUDA device.
     """
+    import torch
+
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     device = torch.device(name)
@@ -44,12 +47,26 @@ def usable_cores() -> int:
     return max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE") or 1))
 
 
+def launched_together() -> int:
+    """Return how many processes torchrun has started with this one, by its environment; 1 without it."""
+    if not all(os.environ.get(name) for name in LAUNCHED_BY):
+        return 1
+    return int(os.environ["WORLD_SIZE"])
+
+
+def is_main_process() -> bool:
+    """Return whether this process writes on the screen: the first of those that were launched together."""
+    return launched_together() == 1 or os.environ["RANK"] == "0"
+
+
 @contextlib.contextmanager
 def seeded_generators(seed: int, device: torch.device) -> Iterator[None]:
     """Seed torch's global generators, on the CPU and on the run's device, and restore them afterwards.
 
     Initial weights and dropout draw from them. NumPy's and Python's generators are left alone.
     """
+    import torch
+
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         seed_generators(seed, device)
         yield
@@ -57,6 +74,8 @@ def seeded_generators(seed: int, device: torch.device) -> Iterator[None]:
 
 def seed_generators(seed: int, device: torch.device) -> None:
     """Seed torch's global generators, on the CPU and on the run's device."""
+    import torch
+
     torch.default_generator.manual_seed(seed)  # torch.manual_seed would reach the generators of all GPUs
     if device.type == "cuda":
         torch.cuda.default_generators[device.index].manual_seed(seed)
@@ -64,6 +83,8 @@ def seed_generators(seed: int, device: torch.device) -> None:
 
 def derived_seed(seed: int, *purpose: int) -> int:
     """Derive a seed for another purpose, in [0, 2⁶³), by NumPy's SeedSequence, the same on every platform."""
+    import numpy as np
+
     (word,) = np.random.SeedSequence([seed, *purpose]).generate_state(1, np.uint64)
     return int(word >> np.uint64(1))
 
@@ -77,6 +98,8 @@ def own_modes(device: torch.device) -> Iterator[None]:
     Autocast's cache is off: it keeps cast weights until the outermost context ends, and later steps would compute with
     the weights of the first.
     """
+    import torch
+
     autocast = torch.autocast(device.type, enabled=False, cache_enabled=False)
     default = torch.get_default_dtype()
     torch.set_default_dtype(torch.float32)
@@ -89,6 +112,10 @@ def own_modes(device: torch.device) -> Iterator[None]:
 
 def describe_environment(device: torch.device) -> dict[str, Any]:
     """Return what summary.json holds under "environment"."""
+    import torch
+
+    from jocor_fast._extension import build_info
+
     build = build_info()
     return {
         "jocor_fast": build["version"],

@@ -362,9 +362,9 @@ def test_the_command_of_a_broken_build_ends_in_one_sentence(
     script.parent.mkdir()
     script.write_text("import sys\nfrom jocor_fast.cli import main\nsys.exit(main())\n")
     start = ("-m", "jocor_fast") if started_as == "module" else (str(script),)
-    result = python(*start, "--version", cwd=tmp_path, PYTHONPATH=str(tmp_path))
+    result = python(*start, "info", cwd=tmp_path, PYTHONPATH=str(tmp_path))
     assert result.returncode == 1
-    assert result.stdout == ""
+    assert all(line.endswith("s so far") for line in result.stdout.splitlines())  # torch may take long to be imported
     assert result.stderr.startswith(f"jocor-fast: error: {sentence}")
     assert "rebuild it with" in result.stderr
     assert result.stderr.count("\n") == 1
@@ -378,6 +378,7 @@ for folder in sys.argv[2:]:
         del sys.modules[name]
     try:
         import jocor_fast
+        jocor_fast.jocor_loss
     except ImportError as error:
         print(error)
 """

@@ -252,13 +252,17 @@ def test_the_package_is_a_command() -> None:
     assert wrong.stderr == f"jocor-fast: error: there is no command 'nothing'; try {EVERY_COMMAND}\n"
 
 
-@pytest.mark.parametrize("interrupted", ["numpy", "rich"])
-def test_ctrl_c_while_the_package_is_imported_says_so_without_a_traceback(interrupted: str) -> None:
-    """An import of the package, and one of the command's own."""
+@pytest.mark.parametrize(
+    ("interrupted", "code", "said"),
+    [("rich", -signal.SIGINT, "interrupted before it began"), ("torch", 130, "interrupted; run it again")],
+)
+def test_ctrl_c_while_the_package_is_imported_says_so_without_a_traceback(
+    interrupted: str, code: int, said: str
+) -> None:
+    """An import of the command itself, and one of what it does."""
     Path(f"{interrupted}.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n", encoding="utf-8")
     child = python("-m", "jocor_fast", "info")
-    said = "jocor-fast: error: interrupted before it began\n"
-    assert (child.returncode, child.stdout, child.stderr) == (-signal.SIGINT, "", said)
+    assert (child.returncode, child.stdout, child.stderr) == (code, "", f"jocor-fast: error: {said}\n")
 
 
 @pytest.mark.parametrize("command", list(COMMANDS))

@@ -19,7 +19,7 @@ from jocor_fast.cli.program import main
 from jocor_fast.config.resolve import Config, resolve
 from jocor_fast.config.task import build_task
 from jocor_fast.data.catalogue import DATASETS
-from jocor_fast.noise.kinds import Noise
+from jocor_fast.noise_kinds import Noise
 from jocor_fast.paper import plan, run_queue
 from jocor_fast.paper.experiment_runs import default_jobs
 from jocor_fast.paper.experiments import EXPERIMENTS, Cell

@@ -195,7 +195,7 @@ def test_a_folder_that_holds_a_run_is_refused_before_anything_is_estimated(
     named_blobs: np.ndarray, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert train("--dataset", "npz:blobs.npz", "--noise-rate", "0.25") == 0
-    monkeypatch.setattr("jocor_fast.cli.train.estimate_noise", lambda *_, **__: pytest.fail("estimated"))
+    monkeypatch.setattr("jocor_fast.diagnosis.noise_estimate.estimate_noise", lambda *_, **__: pytest.fail("estimated"))
     assert train("--dataset", "npz:blobs.npz", "--noise-rate", "0.25", "--forget-rate", "auto") == 1
     assert "--output: run holds a run already" in capsys.readouterr().err
 
@@ -205,8 +205,7 @@ def test_an_output_that_is_a_file_is_refused_before_anything_is_estimated(
 ) -> None:
     Path("file").touch()
     data = ("--dataset", "npz:blobs.npz", "--noise-rate", "0.25")
-    for command in ("train", "estimate_noise"):
-        monkeypatch.setattr(f"jocor_fast.cli.{command}.estimate_noise", lambda *_, **__: pytest.fail("estimated"))
+    monkeypatch.setattr("jocor_fast.diagnosis.noise_estimate.estimate_noise", lambda *_, **__: pytest.fail("estimated"))
     assert train(*data, "--forget-rate", "auto", folder="file/run") == 1
     assert "--output: file/run cannot be written (Not a directory)" in capsys.readouterr().err
     assert main(["estimate-noise", *data, "--output", "file"]) == 1
@@ -279,7 +278,7 @@ def test_memory_that_runs_out_is_a_sentence(
     def fit(*arguments: object, **options: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB. See documentation")
 
-    monkeypatch.setattr("jocor_fast.cli.train.fit", fit)
+    monkeypatch.setattr("jocor_fast.runs.fit.fit", fit)
     assert train("--dataset", "npz:blobs.npz", "--labels-are-clean", "--device", "auto") == 1
     sentence = r"error: out of memory on (cpu|cuda:\d): a smaller --batch-size needs less\n$"
     assert re.search(sentence, capsys.readouterr().err)

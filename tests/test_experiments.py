@@ -13,7 +13,7 @@ from jocor_fast.config.presets import PRESETS, preset_co_lambda
 from jocor_fast.config.resolve import resolve
 from jocor_fast.engine.plan import plan_epoch
 from jocor_fast.methods import METHODS
-from jocor_fast.noise.kinds import Noise
+from jocor_fast.noise_kinds import Noise
 from jocor_fast.paper.experiments import EXPERIMENTS, Cell
 from jocor_fast.schedules import steps_per_epoch
 

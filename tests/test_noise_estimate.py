@@ -198,7 +198,7 @@ def test_forget_rate_auto_trains_with_the_estimate_and_keeps_it(
     assert config["settings"]["forget_rate"] == estimate["rate"] == pytest.approx(0.417, abs=0.06)
     assert config["sources"]["forget_rate"] == "flag"
     assert f"estimated {100 * estimate['rate']:.1f} ± {100 * estimate['uncertainty']:.1f} %" in capsys.readouterr().out
-    monkeypatch.setattr("jocor_fast.cli.train.estimate_noise", None)  # going on makes no estimate
+    monkeypatch.setattr("jocor_fast.diagnosis.noise_estimate.estimate_noise", None)  # going on makes no estimate
     assert main([*command, "--resume"]) == 0
     assert len((run / "metrics.jsonl").read_text().splitlines()) == 2
 
@@ -209,7 +209,7 @@ def test_ctrl_c_in_a_warm_up_says_that_there_is_nothing_to_resume(
     def interrupted(*arguments: object, **options: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("jocor_fast.cli.train.estimate_noise", interrupted)
+    monkeypatch.setattr("jocor_fast.diagnosis.noise_estimate.estimate_noise", interrupted)
     command = ["train", "--noise-rate=0.3", "--forget-rate=auto", "--device=cpu", f"--output={tmp_path / 'run'}"]
     for again, said in ((False, "there is nothing to resume yet, run it again"), (True, "use --resume to continue")):
         if again:  # where a run was begun, it can be resumed whatever is under way now

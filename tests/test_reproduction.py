@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from jocor_fast.files.names import ERROR_PREFIX, LOG_NAME
-from jocor_fast.noise.kinds import Noise
+from jocor_fast.noise_kinds import Noise
 from jocor_fast.paper.experiments import EXPERIMENTS, Cell, Experiment
 from jocor_fast.paper.reproduction import (
     CSV_COLUMNS,

@@ -7,9 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from rich.console import Console
 
 from jocor_fast.cli import audit_features, audit_outputs
@@ -17,18 +16,21 @@ from jocor_fast.cli.audit_outputs import Outputs
 from jocor_fast.cli.flags import declare_alone
 from jocor_fast.config.options import OPTIONS
 from jocor_fast.config.stored_run import read_config, task_of_run
-from jocor_fast.config.task import Task
 from jocor_fast.data.arrays import user_path
-from jocor_fast.diagnosis.audit_files import AuditFiles, pictures_of
 from jocor_fast.diagnosis.corrected_folder import other_images
-from jocor_fast.diagnosis.doubts import HeldOut, caveat, doubts
-from jocor_fast.diagnosis.wrong_labels import Audit, audit_history
 from jocor_fast.errors import ConfigError, RunError
 from jocor_fast.files.names import TRAINING_FILES, read_metrics
 from jocor_fast.report.metrics import TEST, VALIDATION
 from jocor_fast.report.screen import phase, say, say_subjects, warn
 from jocor_fast.report.tables import percent
-from jocor_fast.runs.folder import history_in, read_whole_checkpoint
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from jocor_fast.config.task import Task
+    from jocor_fast.diagnosis.audit_files import AuditFiles
+    from jocor_fast.diagnosis.doubts import HeldOut
+    from jocor_fast.diagnosis.wrong_labels import Audit
 
 SUMMARY = "find labels that are probably wrong, of a run or of embeddings"
 USAGE = "[RUN] [OPTIONS]"
@@ -81,6 +83,8 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
             raise ConfigError(f"--{name.replace('_', '-')} goes with --features")
     if len(arguments.runs) != 1:
         raise ConfigError(f"audit takes the folder of one run, got {len(arguments.runs) or 'none'}")
+    from jocor_fast.diagnosis.doubts import caveat, doubts
+
     folder = Path(arguments.runs[0])
     output = folder / "audit" if arguments.output is None else user_path(arguments.output)
     with phase(console, "reading the run and its data"):
@@ -116,6 +120,11 @@ class AuditedRun:
     @staticmethod
     def of(folder: Path, data_root: str | None, console: Console) -> AuditedRun:
         """Read the run and load its data again."""
+        import numpy as np
+
+        from jocor_fast.diagnosis.wrong_labels import audit_history
+        from jocor_fast.runs.folder import history_in, read_whole_checkpoint
+
         config = read_config(folder)
         checkpoint = read_whole_checkpoint(folder)
         history = history_in(folder, checkpoint)
@@ -134,6 +143,8 @@ class AuditedRun:
     @property
     def ids(self) -> np.ndarray:
         """The number in the data set of each sample of the audit."""
+        import numpy as np
+
         return np.arange(len(self.found.given)) if self.task is None else self.task.train_ids
 
     @property
@@ -143,6 +154,8 @@ class AuditedRun:
 
     def held_out(self, metrics: Sequence[Mapping[str, Any]]) -> HeldOut | None:
         """Return what the run measured on test data, else on held-out samples; None where it did on neither."""
+        from jocor_fast.diagnosis.doubts import HeldOut
+
         if self.task is None or not metrics:
             return None
         for name, data, field in (("test", self.task.test, TEST), ("held-out", self.task.val, VALIDATION)):
@@ -153,6 +166,8 @@ class AuditedRun:
 
     def files(self) -> AuditFiles:
         """Return what writes the files."""
+        from jocor_fast.diagnosis.audit_files import AuditFiles, pictures_of
+
         files = None if self.task is None else self.task.dataset.files
         return AuditFiles(
             self.title,

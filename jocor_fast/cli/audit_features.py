@@ -6,8 +6,8 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import numpy as np
 from rich.console import Console
 
 from jocor_fast.arguments import at_least
@@ -19,15 +19,16 @@ from jocor_fast.config.resolve import name_of_data
 from jocor_fast.data.arrays import read_array, reading, split_key, user_path
 from jocor_fast.data.columns import check_complete, read_by_id, text_encoding
 from jocor_fast.data.dataset import Dataset, numbered
-from jocor_fast.data.labels import read_own_labels
-from jocor_fast.diagnosis.audit_files import AuditFiles, pictures_of
 from jocor_fast.diagnosis.corrected_folder import other_images
-from jocor_fast.diagnosis.encoder_features import FEATURES, Description, read_description
-from jocor_fast.diagnosis.feature_audit import audit_rows, check_features, memory_needed
 from jocor_fast.errors import ConfigError, DataError, called
 from jocor_fast.files.whole_file import check_writable
 from jocor_fast.report.screen import phase, say, say_subjects
 from jocor_fast.report.tables import percent
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from jocor_fast.diagnosis.encoder_features import Description
 
 _FLAGS = {"features": "--features", "labels": "--labels", "forget_rate": "--forget-rate"}
 _FLAGS_OF_DATASET = {"features": "--dataset", "labels": "--dataset", "forget_rate": "--forget-rate"}
@@ -64,6 +65,8 @@ def run_by_network(arguments: argparse.Namespace, outputs: Outputs, console: Con
     output = user_path(arguments.output)
     check_writable(output)
     output.mkdir(parents=True, exist_ok=True)
+    from jocor_fast.diagnosis.encoder_features import FEATURES
+
     dataset = features.compute(config, output / ROWS, console)
     arguments.features = f"{output / ROWS}:{FEATURES}"
     return run(arguments, outputs, console, dataset)
@@ -84,6 +87,11 @@ def run(arguments: argparse.Namespace, outputs: Outputs, console: Console, datas
         seed = at_least("seed", OPTIONS["seed"].parse(arguments.seed), 0)
     share = None if arguments.forget_rate in (None, "auto") else OPTIONS["forget_rate"].parse(arguments.forget_rate)
     device = parse_device(arguments.device)
+    import numpy as np
+
+    from jocor_fast.diagnosis.audit_files import AuditFiles, pictures_of
+    from jocor_fast.diagnosis.feature_audit import audit_rows, check_features, memory_needed
+
     flags = _FLAGS_OF_DATASET if "dataset" in arguments else _FLAGS
     with phase(console, "reading the features"), called(flags):
         table, rows = read_rows(arguments.features, arguments.labels)
@@ -132,6 +140,12 @@ def run(arguments: argparse.Namespace, outputs: Outputs, console: Console, datas
 
 def read_rows(features: str, labels: str | None) -> tuple[np.ndarray, Description]:
     """Return the features in a file, mapped into memory where that can be, and what is known of their rows."""
+    import numpy as np
+
+    from jocor_fast.data.labels import read_own_labels
+    from jocor_fast.diagnosis.encoder_features import FEATURES, Description, read_description
+    from jocor_fast.diagnosis.feature_audit import check_features
+
     rows = check_features(read_array(features, "features", mapped=True))
     file, key = split_key(features)
     known = read_description(user_path(file), len(rows)) if key == FEATURES and file.endswith(".npz") else None

@@ -6,18 +6,21 @@ import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
 from jocor_fast.cli.flags import parse_count
 from jocor_fast.data.arrays import user_path
-from jocor_fast.data.labels import read_reviewed
-from jocor_fast.diagnosis.audit_files import CORRECTED, MOST_IMAGES, AuditFiles
 from jocor_fast.diagnosis.corrected_folder import check_new, check_outside
 from jocor_fast.diagnosis.export import EXPORTS
 from jocor_fast.errors import ConfigError, DataError, called
+from jocor_fast.files.names import CORRECTED, MOST_IMAGES
 from jocor_fast.files.whole_file import check_writable
 from jocor_fast.report.screen import phase, say
+
+if TYPE_CHECKING:
+    from jocor_fast.diagnosis.audit_files import AuditFiles
 
 _FLAGS = {"write_folder": "--write-folder"}
 
@@ -70,6 +73,8 @@ class Outputs:
     def write(self, files: AuditFiles, output: Path, console: Console) -> Mapping[str, str]:
         """Write the files into a folder, and the corrected copy; return what was written, by what it is."""
         if self.reviewed is not None:
+            from jocor_fast.data.labels import read_reviewed
+
             reviewed = read_reviewed(self.reviewed, files.labels, len(files.given_labels))
             files = replace(files, reviewed=reviewed)
         copied = {}

@@ -7,23 +7,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import torch
 from rich.console import Console
 
+from jocor_fast.arguments import is_tensor
 from jocor_fast.cli.flags import declare, options_in_file, parse_count
 from jocor_fast.config.options import OPTIONS
 from jocor_fast.config.resolve import Config, name_of_data, name_of_noise, resolve
-from jocor_fast.config.task import Task, build_task, validation_text
 from jocor_fast.data.dataset import DataShape
 from jocor_fast.errors import ConfigError
 from jocor_fast.files.names import read_metrics
 from jocor_fast.files.whole_file import write_text
 from jocor_fast.machine import resolve_device
 from jocor_fast.methods import METHODS, uses_forget_rate
-from jocor_fast.noise.kinds import Noise
+from jocor_fast.noise_kinds import Noise
 from jocor_fast.paper.experiment_runs import MOST_SEEDS, ExperimentRuns, default_jobs, parse_methods
 from jocor_fast.paper.experiments import EXPERIMENTS, Cell
 from jocor_fast.paper.reproduction import CellResult, draw_results
@@ -33,6 +31,9 @@ from jocor_fast.report.metrics import VALIDATION, shown
 from jocor_fast.report.screen import say, say_subjects
 from jocor_fast.report.summary import last_validation
 from jocor_fast.report.tables import csv_text
+
+if TYPE_CHECKING:
+    from jocor_fast.config.task import Task
 
 SUMMARY = "compare methods on your data: a table and curves"
 USAGE = "[OPTIONS]"
@@ -93,6 +94,8 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     _refuse_idle(flags, chosen)
     others = (Cell(config.dataset, _noise(config), method, given) for method in METHODS if method not in methods)
     earlier = [_cell(config, given, cell.method) for cell in others if (output / cell.run_folder(0)).parent.is_dir()]
+    from jocor_fast.config.task import validation_text
+
     task = _task(chosen, console)
     asked = ExperimentRuns(
         title=f"{config.dataset}, {_noise(config).title}",
@@ -154,6 +157,8 @@ def _task(chosen: Sequence[Cell], console: Console) -> Task:
     """Return what the runs learn from, so that what is wrong with it is an error before any run."""
     configs = [cell.config(1) for cell in chosen]
     config = next((one for one in configs if uses_forget_rate(one.training.method, one.val_labels)), configs[0])
+    from jocor_fast.config.task import build_task
+
     task = build_task(config, announce=partial(say, console))
     if task.test is None and task.val is None:
         raise ConfigError(
@@ -164,6 +169,8 @@ def _task(chosen: Sequence[Cell], console: Console) -> Task:
 
 
 def _shape(task: Task) -> DataShape:
+    import numpy as np
+
     dataset = task.dataset
     return DataShape(
         train=len(task.given_labels),
@@ -183,7 +190,7 @@ def _default_jobs(config: Config, task: Task) -> int:
     """Return how many runs the machine has cores and memory for; a run of image files takes what Clothing1M's do."""
     known = EXPERIMENTS.get("clothing1m" if config.entry.holds_files else config.dataset)
     inputs = task.train.inputs
-    size = inputs.numel() * inputs.element_size() if isinstance(inputs, torch.Tensor) else 0
+    size = inputs.numel() * inputs.element_size() if is_tensor(inputs) else 0
     with config.naming("device"):
         device = resolve_device(config.training.device)
     return default_jobs(

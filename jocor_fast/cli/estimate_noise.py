@@ -12,12 +12,9 @@ from rich.console import Console
 from jocor_fast.cli.flags import declare
 from jocor_fast.config.options import AUTO, OPTIONS
 from jocor_fast.config.resolve import default_run_name, resolve
-from jocor_fast.config.task import build_task
-from jocor_fast.diagnosis.noise_estimate import estimate_noise
 from jocor_fast.errors import ConfigError
 from jocor_fast.files.names import NOISE_ESTIMATE, NOISE_MATRIX
 from jocor_fast.files.whole_file import check_writable, write_array, write_json
-from jocor_fast.report.noise_matrix import draw_noise_matrices
 from jocor_fast.report.screen import phase, say, say_subjects
 from jocor_fast.report.tables import percent
 
@@ -67,6 +64,10 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
         raise ConfigError(f"{config.label('val_labels')} must be clean or noisy for estimate-noise, got 'small-loss'")
     output = Path(config.output if config.given("output") else f"runs/noise-{default_run_name(config)}")
     check_writable(output)
+    from jocor_fast.config.task import build_task
+    from jocor_fast.diagnosis.noise_estimate import estimate_noise
+    from jocor_fast.report.noise_matrix import draw_noise_matrices
+
     task = build_task(config, announce=partial(say, console))
     epochs = config.training.epochs if config.given("epochs") else None
     with phase(console, "estimating the noise", "epochs") as on_epoch:

@@ -7,23 +7,22 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
 from jocor_fast.cli.flags import declare
 from jocor_fast.config.options import OPTIONS
 from jocor_fast.config.resolve import Config, read_config_file, resolve
-from jocor_fast.config.task import load_data
-from jocor_fast.data.dataset import Dataset
-from jocor_fast.diagnosis.encoder_features import FEATURES, FeaturePass, checksums, partial_folder
 from jocor_fast.errors import ConfigError, RunError
 from jocor_fast.files.names import BAD_FILES
 from jocor_fast.files.whole_file import check_writable, write_bytes
 from jocor_fast.machine import resolve_device
-from jocor_fast.models.networks import build_encoder
-from jocor_fast.models.pretrained import read_weights
 from jocor_fast.option import Option
 from jocor_fast.report.screen import counted, phase, say, say_subjects, warn
+
+if TYPE_CHECKING:
+    from jocor_fast.data.dataset import Dataset
 
 SUMMARY = "compute features of a data set by a pretrained network"
 USAGE = "--dataset NAME --pretrained FILE [OPTIONS]"
@@ -74,6 +73,8 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     if not config.given("output") or output.suffix != ".npz" or output.is_dir():
         got = repr(config.output) if config.given("output") else "nothing"
         raise ConfigError(f"--output must be a file whose name ends in .npz, got {got}")
+    from jocor_fast.diagnosis.encoder_features import FEATURES, partial_folder
+
     partly = partial_folder(output)
     if not config.resume and output.exists():
         raise RunError(f"--output: {output} exists; give another name, or remove it")
@@ -102,6 +103,11 @@ def resolved(flags: Mapping[str, str | bool], file: str | None = None) -> Config
 
 def compute(config: Config, output: Path, console: Console) -> Dataset:
     """Write the features, unless they are there or to be continued, and return the data set that they are of."""
+    from jocor_fast.config.task import load_data
+    from jocor_fast.diagnosis.encoder_features import FeaturePass, checksums
+    from jocor_fast.models.networks import build_encoder
+    from jocor_fast.models.pretrained import read_weights
+
     check_writable(output.parent)
     device = resolve_device(config.training.device)
     with config.engine_complaints():

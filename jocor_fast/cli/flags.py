@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Collection, Iterable
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from jocor_fast.config.options import OPTIONS, Option
 from jocor_fast.config.resolve import read_config_file
 from jocor_fast.engine.settings import device_name
 from jocor_fast.errors import ConfigError, called
 from jocor_fast.machine import resolve_device
+
+if TYPE_CHECKING:
+    import torch
 
 MOST_COUNT = 1_000_000_000  # more than anybody has a use for
 

@@ -6,12 +6,9 @@ import argparse
 import importlib
 import platform
 from collections.abc import Iterator
-from importlib import metadata
 
-import torch
 from rich.console import Console
 
-from jocor_fast._extension import build_info, why_plain
 from jocor_fast.cli.flags import declare_alone
 from jocor_fast.data.catalogue import DATASETS, default_root, find_dataset
 from jocor_fast.errors import DataError
@@ -48,6 +45,10 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
 
 
 def _lines(data_root: str | None) -> Iterator[tuple[str, str]]:
+    import torch
+
+    from jocor_fast._extension import build_info, why_plain
+
     build = build_info()
     if build["compiler"] is None:
         yield "jocor_fast", f"{build['version']}, not compiled: {build['reason']}"
@@ -83,6 +84,8 @@ def _lines(data_root: str | None) -> Iterator[tuple[str, str]]:
 
 
 def _version(distribution: str) -> str | None:
+    from importlib import metadata
+
     try:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:

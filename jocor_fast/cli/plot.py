@@ -5,19 +5,19 @@ from __future__ import annotations
 import argparse
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import numpy as np
 from rich.console import Console
 
 from jocor_fast.cli.flags import declare_alone
-from jocor_fast.config.stored_run import task_of_run
 from jocor_fast.data.arrays import user_path
 from jocor_fast.errors import ConfigError, DataError, RunError
 from jocor_fast.files.names import COMPARISON, CONFIG, NOISE_MATRIX, read_json, read_summary
 from jocor_fast.report.comparison import ComparedRun, comparison_table, find_runs, grouped, lines_of
-from jocor_fast.report.curves import draw_comparison
-from jocor_fast.report.noise_matrix import draw_noise_matrices, realised_matrix
 from jocor_fast.report.screen import counted, say, say_subjects
+
+if TYPE_CHECKING:
+    import numpy as np
 
 SUMMARY = "draw runs and their noise matrices, and print their numbers"
 USAGE = "RUN [RUN ...] [OPTIONS]"
@@ -49,6 +49,9 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     runs = list(by_folder.values())
     output = user_path(arguments.output)
     output.mkdir(parents=True, exist_ok=True)
+    from jocor_fast.report.curves import draw_comparison
+    from jocor_fast.report.noise_matrix import draw_noise_matrices
+
     panels = grouped(runs)
     draw_comparison(panels, output / COMPARISON)
     say_subjects(console, {counted(len(runs), "run"): str(output / COMPARISON)})
@@ -67,6 +70,9 @@ def _noise_matrices(
 
     Where there is none, a line says why. Class names only where all matrices are of one data set.
     """
+    from jocor_fast.config.stored_run import task_of_run
+    from jocor_fast.report.noise_matrix import realised_matrix
+
     matrices: dict[str, np.ndarray] = {}
     names: dict[str, Sequence[str]] = {}
     for title, first in {run.data_title: run for run in reversed(runs)}.items():
@@ -90,6 +96,8 @@ def _noise_matrices(
 
 def _estimates(runs: Sequence[ComparedRun], titles: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Return the matrices that F-correction estimated, one a data title, for those whose truth is drawn."""
+    import numpy as np
+
     found: dict[str, np.ndarray] = {}
     for run in runs:
         estimate = read_summary(run.folder).get("transition")

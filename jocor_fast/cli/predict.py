@@ -7,20 +7,22 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-import torch
 from rich.console import Console
 
 from jocor_fast.cli.flags import declare_alone, parse_device
-from jocor_fast.config.predictor import Predictor
 from jocor_fast.data.arrays import split_key, user_path
-from jocor_fast.data.images.image_file import BadImage
 from jocor_fast.data.images.lists import Walk
 from jocor_fast.errors import ConfigError, RunError
 from jocor_fast.files.whole_file import check_writable, write_text
 from jocor_fast.report.screen import phase, visible, warn
 from jocor_fast.report.tables import csv_text
+
+if TYPE_CHECKING:
+    import torch
+
+    from jocor_fast.config.predictor import Predictor
 
 SUMMARY = "predict the classes of images or arrays"
 USAGE = "CHECKPOINT PATH [PATH ...] [OPTIONS]"
@@ -61,7 +63,10 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
         if output.is_dir():
             raise ConfigError(f"--output must be a file, got the folder {output}")
         check_writable(output.parent)
-    predictor = Predictor.load(Path(arguments.paths[0]), parse_device(arguments.device))
+    device = parse_device(arguments.device)
+    from jocor_fast.config.predictor import Predictor
+
+    predictor = Predictor.load(Path(arguments.paths[0]), device)
     network = NETWORKS[arguments.network]
     if network is not None and network >= len(predictor.networks):
         raise ConfigError(f"--network must be 1 or mean for a checkpoint of one network, got {arguments.network!r}")
@@ -108,6 +113,8 @@ def _inputs(
     predictor: Predictor, paths: Iterable[str], bad: list[_Bad], update: Callable[[int, int], None]
 ) -> Iterator[_Input]:
     """Everything to label, in order; images that cannot be read, or are none for these networks, go to `bad`."""
+    from jocor_fast.data.images.image_file import BadImage
+
     files = [file for text in paths for file in ([text] if _is_array(text) else _images(Path(text)))]
     done, total = 0, len(files)
     for file in files:
@@ -145,6 +152,8 @@ def _images(path: Path) -> list[Path]:
 
 
 def _rows(predictor: Predictor, inputs: Iterator[_Input], network: int | None) -> Iterator[dict[str, object]]:
+    import torch
+
     while batch := list(islice(inputs, BATCH)):
         probabilities = predictor.probabilities(torch.stack([one.inputs for one in batch]), network)
         for one, row in zip(batch, probabilities, strict=True):

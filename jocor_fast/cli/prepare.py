@@ -11,7 +11,7 @@ from rich.console import Console
 from jocor_fast.cli.flags import declare_alone, parse_count
 from jocor_fast.data.arrays import user_path
 from jocor_fast.data.catalogue import DATASETS, load_dataset, split_name
-from jocor_fast.data.images.prepare import Preparation, prepare
+from jocor_fast.data.images.preprocessing import Preparation
 from jocor_fast.errors import ConfigError, called
 from jocor_fast.files.names import BAD_FILES
 from jocor_fast.report.screen import listed, phase, say
@@ -56,6 +56,8 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     size = parse_size(arguments.size)
     quality = parse_count("--quality", arguments.quality, Preparation.quality, most=MOST_QUALITY)
     output = user_path(arguments.output)
+    from jocor_fast.data.images.prepare import prepare
+
     with called({"dataset": "--dataset", "data_root": "--data-root", "output": "--output"}):
         dataset = load_dataset(arguments.dataset, arguments.data_root, announce=partial(say, console))
         assert dataset.files is not None

@@ -39,9 +39,8 @@ from jocor_fast.cli import (
     search_lambda,
     train,
 )
-from jocor_fast.data.images.image_file import warning_of_pillow
-from jocor_fast.engine.processes import is_main_process, launched_together
 from jocor_fast.errors import ConfigError, FailedElsewhere, JocorFastError
+from jocor_fast.machine import is_main_process, launched_together
 from jocor_fast.report.screen import Heartbeat, complain, listed, warn
 from jocor_fast.report.tables import duration
 
@@ -112,6 +111,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _fail(f"stopped by SIGTERM; {command.HOW_TO_GO_ON}", TERMINATED)
     except KeyboardInterrupt as interrupt:  # whose text says how to continue where the command knows better
         return _fail(f"interrupted; {str(interrupt) or command.HOW_TO_GO_ON}", INTERRUPTED)
+    except ImportError as error:  # of torch, or of the compiled part
+        return _fail(" ".join(str(error).split()), FAILED)
     except BrokenPipeError:
         _drop_output()
         return _fail(f"output pipe closed, run stopped; {command.HOW_TO_GO_ON}", FAILED)
@@ -242,6 +243,8 @@ def _own_warnings_in_one_line() -> Iterator[None]:
     places: set[tuple[str, int]] = set()
 
     def show(message: Warning | str, category: type[Warning], filename: str, lineno: int, *rest: Any) -> None:
+        from jocor_fast.data.images.image_file import warning_of_pillow
+
         if not is_main_process():
             return
         if package in Path(filename).parents:

@@ -17,7 +17,7 @@ from jocor_fast.data.arrays import user_path
 from jocor_fast.data.catalogue import load_dataset
 from jocor_fast.errors import ConfigError
 from jocor_fast.methods import METHODS
-from jocor_fast.noise.kinds import Noise
+from jocor_fast.noise_kinds import Noise
 from jocor_fast.paper.experiment_runs import MOST_SEEDS, ExperimentRuns, default_jobs, parse_methods
 from jocor_fast.paper.experiments import EXPERIMENTS, Experiment
 from jocor_fast.paper.reproduction import CellResult, Figure, draw_results, results_table, write_tables

@@ -8,14 +8,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
 from jocor_fast.cli.flags import declare, options_in_file, parse_count
 from jocor_fast.config.options import OPTIONS
 from jocor_fast.config.resolve import Config, default_run_name, resolve
-from jocor_fast.config.task import Task, build_task, validation_text
 from jocor_fast.errors import ConfigError, RunError
 from jocor_fast.files.names import LAMBDA_SEARCH, number_in_name, read_metrics
 from jocor_fast.files.whole_file import write_json, write_text
@@ -25,6 +24,9 @@ from jocor_fast.paper.run_queue import QueuedRun, check_earlier_run, flags_of, m
 from jocor_fast.report.screen import say, say_subjects
 from jocor_fast.report.tables import csv_text, percent
 from jocor_fast.schedules import trained_epochs
+
+if TYPE_CHECKING:
+    from jocor_fast.config.task import Task
 
 SUMMARY = "search λ by validation accuracy"
 USAGE = "[OPTIONS]"
@@ -102,6 +104,8 @@ class Search:
         grid = _grid(arguments.grid)
         flags = {name: value for name, value in vars(arguments).items() if name in OPTIONS}
         config, task = _config_and_task(flags, arguments.config, console)
+        from jocor_fast.config.task import validation_text
+
         epochs = trained_epochs(config.training.epochs, config.training.recipe)
         return Search(
             config=config,
@@ -178,6 +182,8 @@ def _config_and_task(flags: Mapping[str, str | bool], file: str | None, console:
 
     def tried(**validation: str) -> tuple[Config, Task]:
         config = resolve({"no_test": True, **validation, **flags}, file)
+        from jocor_fast.config.task import build_task
+
         return config, build_task(config, announce=partial(say, console))
 
     said = {*flags, *from_file}

@@ -8,33 +8,28 @@ import os
 import shlex
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
 from rich.console import Console
 
 from jocor_fast.cli.flags import declare
-from jocor_fast.cli.train_heading import print_heading
-from jocor_fast.cli.train_warnings import warnings_of
 from jocor_fast.config.options import AUTO, OPTIONS, RUN_FIELDS, TRAINING_FIELDS
-from jocor_fast.config.predictor import describe_input
 from jocor_fast.config.resolve import Config, resolve
 from jocor_fast.config.stored_run import FOLDER, PATHS, is_relative, names_the_same
-from jocor_fast.config.task import Task, build_task
-from jocor_fast.diagnosis.noise_estimate import NoiseEstimate, estimate_noise
-from jocor_fast.engine.epoch_log import EpochLog
-from jocor_fast.engine.plan import whole_batch
-from jocor_fast.engine.processes import Processes, joined_processes
 from jocor_fast.errors import FailedElsewhere, RunError
 from jocor_fast.files.names import CHECKPOINT, CONFIG, FIRST_STAGE, read_json
 from jocor_fast.machine import resolve_device
 from jocor_fast.methods import METHODS
-from jocor_fast.noise.estimate import HIGHEST_FORGET_RATE
 from jocor_fast.report.screen import TrainingProgress, final_table, phase, say, say_subjects, warn
 from jocor_fast.report.tensorboard import TensorBoardLog
-from jocor_fast.runs.fit import EpochEvent, Observer, Recording, Run, as_begun, fit
-from jocor_fast.runs.folder import check_free, check_place
 from jocor_fast.schedules import trained_epochs
+
+if TYPE_CHECKING:
+    import torch
+
+    from jocor_fast.config.task import Task
+    from jocor_fast.engine.processes import Processes
+    from jocor_fast.runs.fit import Run
 
 SUMMARY = "train on a data set, with noise added or labels from a file"
 USAGE = "[OPTIONS]"
@@ -63,16 +58,24 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     """Train as the options say; 0, or a ConfigError, DataError or RunError."""
     flags = {name: value for name, value in vars(arguments).items() if name in OPTIONS}
     config = resolve(flags, arguments.config)
+    try:
+        return _run_with_others(config, console)
+    except KeyboardInterrupt:
+        output = Path(config.output)
+        if any((folder / CHECKPOINT).exists() for folder in (output, output / FIRST_STAGE)):
+            raise
+        raise KeyboardInterrupt("there is nothing to resume yet, run it again") from None
+
+
+def _run_with_others(config: Config, console: Console) -> int:
+    """Join the processes of the run, where there are several, and train."""
+    from jocor_fast.engine.processes import joined_processes
+
     with contextlib.ExitStack() as stack:
         with config.naming("device"):
             processes = stack.enter_context(joined_processes(config.training.device))
         try:
             return _run(config, processes, console)
-        except KeyboardInterrupt:
-            output = Path(config.output)
-            if any((folder / CHECKPOINT).exists() for folder in (output, output / FIRST_STAGE)):
-                raise
-            raise KeyboardInterrupt("there is nothing to resume yet, run it again") from None
         except RuntimeError as error:
             if not processes.lost(error):
                 raise
@@ -81,6 +84,14 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
 
 def _run(config: Config, processes: Processes, console: Console) -> int:
     """This process's part of the run; the first one speaks for all."""
+    from jocor_fast.cli.train_heading import print_heading
+    from jocor_fast.cli.train_shown import Shown
+    from jocor_fast.cli.train_warnings import warnings_of
+    from jocor_fast.config.predictor import describe_input
+    from jocor_fast.config.task import build_task
+    from jocor_fast.engine.plan import whole_batch
+    from jocor_fast.runs.fit import Recording, as_begun, fit
+
     if not processes.first:
         console.quiet = True
     processes.from_first(lambda: _check_output(config))  # before data are read, let alone τ estimated
@@ -112,7 +123,7 @@ def _run(config: Config, processes: Processes, console: Console) -> int:
                 noise_rates=(task.nominal_noise_rate, task.realised_noise_rate),
             ),
             processes=processes,
-            observers=[_Shown(progress, board)],
+            observers=[Shown(progress, board)],
         )
     if result.summary["status"] == "interrupted":
         say(console, f"stopped after epoch {len(result.metrics)}; use --resume to continue")
@@ -130,6 +141,8 @@ def _run(config: Config, processes: Processes, console: Console) -> int:
 
 def _check_output(config: Config) -> None:
     """Raise RunError where the folder holds a run that is not to be resumed, or cannot be written into."""
+    from jocor_fast.runs.folder import check_free, check_place
+
     if not config.resume:
         with config.naming("output"):
             check_free(Path(config.output), "--resume")
@@ -156,6 +169,8 @@ def _estimated_forget_rate(config: Config, task: Task, processes: Processes, con
     """Decide --forget-rate auto: by the estimate in the folder of a resumed run, else by a new one."""
     if config.forget_rate != AUTO:
         return None
+    from jocor_fast.diagnosis.noise_estimate import NoiseEstimate, estimate_noise
+    from jocor_fast.noise.estimate import HIGHEST_FORGET_RATE
 
     def stored_or_estimated() -> Any:
         known = read_json(Path(config.output) / CONFIG) if config.resume else None
@@ -168,27 +183,6 @@ def _estimated_forget_rate(config: Config, task: Task, processes: Processes, con
     text = f"estimated {NoiseEstimate.of_dict(stored)}"
     config.decide("forget_rate", min(stored["rate"], HIGHEST_FORGET_RATE), config.sources["forget_rate"], text)
     return dict(stored)
-
-
-class _Shown(Observer):
-    """Shows a run on the screen, and in TensorBoard where that is asked for."""
-
-    def __init__(self, progress: TrainingProgress, board: TensorBoardLog | None) -> None:
-        self.progress, self.board = progress, board
-        self._waited = 0.0  # in the epoch under way
-        self.on_stage = progress.on_stage  # type: ignore[method-assign]
-
-    def on_step(self, epoch: int, log: EpochLog) -> None:
-        if log.waited:
-            self.progress.on_wait(log.waited - self._waited)
-            self._waited = log.waited
-        self.progress.on_step(epoch, log.step, log.steps)
-
-    def on_epoch(self, event: EpochEvent) -> None:
-        self._waited = 0.0
-        self.progress.on_epoch(event.metrics)
-        if self.board is not None and not event.first_stage:
-            self.board.on_epoch(event.metrics)
 
 
 def _keep_names(config: Config, processes: Processes) -> str | None:

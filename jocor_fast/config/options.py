@@ -12,11 +12,11 @@ from typing import Any
 
 from jocor_fast.data.catalogue import DATASETS, entry_of, models_text
 from jocor_fast.data.dataset import Entry
+from jocor_fast.data.images.decoder import LOADERS
 from jocor_fast.data.images.preprocessing import CROP, NORMALISATIONS
-from jocor_fast.data.images.source import LOADERS
 from jocor_fast.engine.settings import ADAPTIVE, MACHINE, METHOD, TOGETHER, TRAINING, TrainSettings, method_options
 from jocor_fast.methods import uses_forget_rate
-from jocor_fast.noise.matrices import NOISE_KINDS
+from jocor_fast.noise_kinds import NOISE_KINDS
 from jocor_fast.option import Option, option, options_of
 
 AUTO = "auto"

@@ -16,8 +16,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
-
 from jocor_fast.config.options import OPTIONS, RUN_FIELDS, TRAINING_FIELDS, RunOptions
 from jocor_fast.config.presets import PRESETS, PUBLISHED_CO_LAMBDA, Preset, preset_co_lambda
 from jocor_fast.data.arrays import user_path
@@ -26,6 +24,7 @@ from jocor_fast.engine.settings import ADAPTIVE, BALANCED, TrainSettings, method
 from jocor_fast.errors import ConfigError, DataError, RunError, called
 from jocor_fast.files.names import number_in_name
 from jocor_fast.machine import resolve_device
+from jocor_fast.noise_kinds import check_rate
 from jocor_fast.option import Option
 from jocor_fast.schedules import RECIPES, default_decay_start
 
@@ -123,6 +122,8 @@ class Config(RunOptions):
             with self.naming(*ENGINE_ARGUMENTS):
                 yield
         except (MemoryError, RuntimeError) as error:
+            import torch
+
             on_the_cpu = "can't allocate memory" in str(error)  # which has no class of its own
             if isinstance(error, RunError) or not (
                 isinstance(error, (MemoryError, torch.OutOfMemoryError)) or on_the_cpu
@@ -249,6 +250,9 @@ def _decide_noise(config: Config) -> None:
         return
     if config.noise_matrix is not None:
         return
+    if config.noise_rate is not None:
+        with config.naming(rate="noise_rate"):
+            check_rate(config.noise_rate)
     if not config.given("noise"):
         config.decide("noise", "symmetric" if config.given("noise_rate") else "clean")
     if config.noise != "clean":

@@ -5,17 +5,19 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jocor_fast.config.options import OPTIONS
 from jocor_fast.config.resolve import resolve
-from jocor_fast.config.task import Task, build_task
 from jocor_fast.data.arrays import split_key
 from jocor_fast.data.catalogue import split_name
 from jocor_fast.engine.settings import BALANCED
 from jocor_fast.errors import RunError
 from jocor_fast.files.names import CONFIG, read_json
 from jocor_fast.models.pretrained import DEFAULT
+
+if TYPE_CHECKING:
+    from jocor_fast.config.task import Task
 
 TRAINED_WITH = ("pretrained", "device", "loader", "precision", "class_weights")
 # Options that are a file, or may be.
@@ -47,6 +49,8 @@ def task_of_run(
     Raises:
         ConfigError, DataError: the data, or the files that its labels came from, are no longer there or have changed.
     """
+    from jocor_fast.config.task import build_task
+
     settings = config.get("settings", {})
     if "dataset" not in settings:
         return None

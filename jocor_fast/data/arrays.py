@@ -11,16 +11,14 @@ import warnings
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
-import numpy as np
-import torch
-
-from jocor_fast.data.pickled_arrays import STAND_INS, unpickled, unwrapped
 from jocor_fast.errors import ArgumentValueError, DataError
 
+if TYPE_CHECKING:
+    import numpy as np
+
 ARRAY_FORMS = "FILE.npy, FILE.npz:KEY or FILE.pt:KEY"
-_STAND_INS: list[Any] = [(stand_in, name) for name, stand_in in STAND_INS.items()]  # torch's order of the two
 _CHECKED_AT_ONCE = 1 << 20  # bytes
 _KEYS_NAMED = 20  # in a message; a network's state_dict() has hundreds
 
@@ -88,6 +86,8 @@ def read_npy(path: str | os.PathLike[str], *, mapped: bool = False) -> np.ndarra
     Raises:
         DataError: it is none, or one of objects that are no numbers or strings.
     """
+    import numpy as np
+
     with reading(path, "a .npy array"), open(path, "rb") as file:
         objects = _object_array(file, os.fspath(path), "array")
         if objects is not None:
@@ -104,6 +104,8 @@ def _object_array(file: IO[bytes], where: str, name: str) -> np.ndarray | None:
 
     `name` is what the user calls the array. Such a file is a pickle, of which no code is run.
     """
+    from jocor_fast.data.pickled_arrays import unpickled, unwrapped
+
     try:
         holds_objects = _npy_header(file)[2].hasobject
     except ValueError:  # of another format
@@ -122,6 +124,8 @@ def _object_array(file: IO[bytes], where: str, name: str) -> np.ndarray | None:
 
 def _npy_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
     """Return the shape of an array, whether it is stored by columns, and its dtype; ValueError for another format."""
+    import numpy as np
+
     version = np.lib.format.read_magic(file)
     header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
     return header(file)
@@ -140,6 +144,8 @@ def read_npz(
     Raises:
         DataError: it is no .npz archive, None is picked or what is not in it, or as for `read_npy`.
     """
+    import numpy as np
+
     name = os.fspath(path)
     with reading(path, "an .npz archive"), open(path, "rb") as file:  # np.load leaves a broken archive open
         archive = np.load(file, allow_pickle=False)
@@ -162,6 +168,8 @@ def read_npz(
 
 def _mapped(file: IO[bytes], start: int) -> np.ndarray | None:
     """Return an array of an archive from the place of its entry, mapped into memory; None for one without numbers."""
+    import numpy as np
+
     file.seek(start)
     lengths = struct.unpack("<26x2H", file.read(30))  # of the entry's name and of its extra field
     file.seek(sum(lengths), os.SEEK_CUR)
@@ -173,6 +181,8 @@ def _mapped(file: IO[bytes], start: int) -> np.ndarray | None:
 
 def read_saved(path: str | os.PathLike[str], kind: str) -> Any:
     """What `torch.save` wrote, on the CPU; DataError as for `reading`."""
+    import torch
+
     with reading(path, kind), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's, of files that it then refuses
         return torch.load(path, map_location="cpu", weights_only=True)
@@ -180,8 +190,13 @@ def read_saved(path: str | os.PathLike[str], kind: str) -> Any:
 
 def read_pt(path: str | os.PathLike[str], key: str | None) -> Any:
     """The tensor, array or list under a key of a dict that `torch.save` wrote; DataError where there is none."""
+    import torch
+
+    from jocor_fast.data.pickled_arrays import STAND_INS, unwrapped
+
     name = os.fspath(path)
-    with torch.serialization.safe_globals(_STAND_INS):
+    stand_ins: list[Any] = [(stand_in, name) for name, stand_in in STAND_INS.items()]  # torch's order of the two
+    with torch.serialization.safe_globals(stand_ins):
         content = read_saved(path, "a .pt file of tensors and arrays")
     if not isinstance(content, dict):
         raise DataError(f"{name} holds a {type(content).__name__}, not a dict of tensors or arrays")

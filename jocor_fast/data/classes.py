@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
-from jocor_fast.arguments import check_readable
+from jocor_fast.arguments import is_tensor
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _ACCEPTED = "whole numbers or strings"
 _LABELS_NAMED = 10  # in a message
@@ -133,9 +135,9 @@ def as_array(values: Any, name: str) -> np.ndarray:
     """
     if np.ma.is_masked(values):
         raise ValueError(f"{name} must have no masked values, got {np.ma.count_masked(values):,}")
-    if isinstance(values, torch.Tensor):
+    if is_tensor(values):
         return _array_of(values, name)
-    if isinstance(values, (list, tuple)) and values and all(isinstance(value, torch.Tensor) for value in values):
+    if isinstance(values, (list, tuple)) and values and all(is_tensor(value) for value in values):
         values = [_array_of(value, name) for value in values]  # NumPy takes none that needs a gradient
     try:
         array = np.asarray(values)
@@ -146,7 +148,9 @@ def as_array(values: Any, name: str) -> np.ndarray:
     return array
 
 
-def _array_of(tensor: torch.Tensor, name: str) -> np.ndarray:
+def _array_of(tensor: Tensor, name: str) -> np.ndarray:
+    from jocor_fast.tensor_arguments import check_readable
+
     check_readable(name, tensor)
     tensor = tensor.detach().cpu()
     array: np.ndarray = (tensor.double() if tensor.is_floating_point() else tensor).numpy()  # which has no bfloat16

@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-import numpy as np
-import torch
-from torch import Tensor
-
-from jocor_fast.data.images.source import ImageFiles
-from jocor_fast.data.samples import Samples
+from jocor_fast.arguments import is_tensor
 from jocor_fast.errors import DataError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from jocor_fast.data.images.source import ImageFiles
+    from jocor_fast.data.samples import Samples
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,6 +52,8 @@ class Dataset:
     @property
     def files(self) -> ImageFiles | None:
         """The files of the training images; None where the data set lies in memory."""
+        from jocor_fast.data.images.source import ImageFiles
+
         return self.train.inputs if isinstance(self.train.inputs, ImageFiles) else None
 
     @property
@@ -58,7 +61,7 @@ class Dataset:
         """The shape of one input, as `jocor_fast.models.networks.build_model` takes it."""
         if self.files is not None:
             return (3, self.files.preprocessing.crop, self.files.preprocessing.crop)
-        assert isinstance(self.train.inputs, Tensor)
+        assert is_tensor(self.train.inputs)
         return tuple(self.train.inputs.shape[1:])
 
 
@@ -85,6 +88,10 @@ def in_memory(
     Raises:
         DataError: parts do not fit together: counts, shapes, types of numbers.
     """
+    import torch
+
+    from jocor_fast.data.samples import Samples
+
     where = str(source) or name
     samples, first = {}, parts["train"][0]
     for part, (inputs, labels) in parts.items():

@@ -16,13 +16,12 @@ from jocor_fast.diagnosis.audit_page import audit_page
 from jocor_fast.diagnosis.corrected_folder import DROPPED, CorrectedFolder
 from jocor_fast.diagnosis.export import EXPORTS, Sample
 from jocor_fast.diagnosis.wrong_labels import Audit
-from jocor_fast.files.names import AUDIT, MOST_CLASSES_IN_JSON, NOISE_MATRIX
+from jocor_fast.files.names import AUDIT, CORRECTED, MOST_CLASSES_IN_JSON, MOST_IMAGES, NOISE_MATRIX
 from jocor_fast.files.whole_file import write_array, write_bytes, write_json, write_text
 from jocor_fast.report.noise_matrix import draw_noise_matrices
 from jocor_fast.report.tables import csv_text
 
-LIST, PAGE, CORRECTED, MATRIX = "suspicious.csv", "audit.html", "corrected.csv", "noise-matrix.npy"
-MOST_IMAGES = 1000  # samples on the page
+LIST, PAGE, MATRIX = "suspicious.csv", "audit.html", "noise-matrix.npy"
 _EXPORTED = {name: write for files in EXPORTS.values() for name, write in files.values()}
 
 

@@ -10,13 +10,15 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import numpy as np
-
-from jocor_fast.data.dataset import Dataset
 from jocor_fast.data.images.lists import FOLDER
-from jocor_fast.data.images.source import ImageFiles
 from jocor_fast.errors import ArgumentValueError, DataError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from jocor_fast.data.dataset import Dataset
 
 DROPPED = -1  # in place of a corrected label: the sample is left out
 
@@ -107,6 +109,8 @@ class CorrectedFolder:
 
 def other_images(dataset: Dataset) -> Sequence[str]:
     """Return the paths of the validation and test images of a data set of class folders."""
+    from jocor_fast.data.images.source import ImageFiles
+
     parts = (dataset.val, dataset.test) if dataset.name.startswith(FOLDER.name) else ()
     files = [part.inputs for part in parts if part is not None and isinstance(part.inputs, ImageFiles)]
     return [path for inputs in files for path in inputs.paths]

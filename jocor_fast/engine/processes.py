@@ -24,13 +24,12 @@ import torch.distributed as dist
 from torch import Tensor
 
 from jocor_fast.errors import ArgumentValueError, DataError, FailedElsewhere, RunError
-from jocor_fast.machine import resolve_device
+from jocor_fast.machine import launched_together, resolve_device
 
 T = TypeVar("T")
 
 _GROUPS = itertools.count()  # those that this process has made
 
-LAUNCHED_BY = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # what torchrun sets, and srun scripts by hand
 # The first process may estimate τ or load data for hours, while the others wait; one that is dead is seen at once.
 CONTROL_TIMEOUT = timedelta(days=1)
 # What gloo says, as a plain RuntimeError, when a process at the other end is no more.
@@ -208,18 +207,6 @@ class SharedRequest:
         if self._agreement is not None:
             self._agreement.wait()
             self._agreement = None
-
-
-def launched_together() -> int:
-    """Return how many processes torchrun has started with this one, by its environment; 1 without it."""
-    if not all(os.environ.get(name) for name in LAUNCHED_BY):
-        return 1
-    return int(os.environ["WORLD_SIZE"])
-
-
-def is_main_process() -> bool:
-    """Return whether this process writes on the screen: the first of those that were launched together."""
-    return launched_together() == 1 or os.environ["RANK"] == "0"
 
 
 @contextlib.contextmanager

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Any
-
-import numpy as np
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from jocor_fast import arguments
 from jocor_fast.errors import ArgumentTypeError, ArgumentValueError
@@ -16,8 +13,12 @@ from jocor_fast.methods import GROUP, METHODS
 from jocor_fast.option import Option, option, options_of
 from jocor_fast.schedules import LR_PLANS, RECIPES, default_decay_start, has_decay_start, trained_epochs
 
-OptimizerSource = Callable[[list[torch.Tensor]], torch.optim.Optimizer]
+if TYPE_CHECKING:
+    import torch
 
+OptimizerSource: TypeAlias = "Callable[[list[torch.Tensor]], torch.optim.Optimizer]"
+
+_MOST_DEVICE = 127  # torch has 8 bits for the number of a device
 BALANCED = "balanced"  # class weights
 ADAPTIVE = "adaptive"  # τ
 OPTIMIZERS = ("adam", "sgd")
@@ -47,14 +48,11 @@ def _seed(name: str, value: Any) -> int:
 
 def device_name(device: str | torch.device) -> str:
     """Return the device as text; whether it exists is checked when a run starts."""
-    if not isinstance(device, (str, torch.device)):
+    if not isinstance(device, str) and type(device).__module__ != "torch":
         raise ArgumentTypeError("device", f"must be a str or a torch.device, got {type(device).__name__}")
     name = str(device)
-    try:
-        known = name == "auto" or torch.device(name).type in ("cpu", "cuda")
-    except RuntimeError:
-        known = False
-    if not known:
+    number = re.fullmatch(r"auto|cpu|cuda|(?:cpu|cuda):(0|[1-9]\d*)", name)
+    if number is None or int(number[1] or 0) > _MOST_DEVICE:
         raise ArgumentValueError("device", f"must be auto, cpu, cuda or cuda:N, got {name!r}")
     return name
 
@@ -299,9 +297,10 @@ def _class_weights(weights: Any) -> str | tuple[float, ...] | None:
     """Return class weights as a plain type; ArgumentError where they are none."""
     if weights is None or (isinstance(weights, str) and weights == BALANCED):
         return weights
-    if isinstance(weights, str) or not isinstance(weights, (Sequence, np.ndarray, Tensor)):
+    array = hasattr(weights, "tolist")  # of NumPy, or a tensor
+    if isinstance(weights, str) or not (array or isinstance(weights, Sequence)):
         raise ArgumentTypeError("class_weights", f"must be {BALANCED!r} or a number for each class, got {weights!r}")
-    numbers = weights.tolist() if isinstance(weights, (np.ndarray, Tensor)) else weights
+    numbers = weights.tolist() if array else weights
     return tuple(arguments.not_negative("class_weights", number) for number in numbers)
 
 

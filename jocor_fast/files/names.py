@@ -15,8 +15,10 @@ LOG_NAME = "train.log"  # what a run that another command started has printed
 AUDIT, NOISE_ESTIMATE, LAMBDA_SEARCH, PREPARED = "audit.json", "noise-estimate.json", "search.json", "prepared.json"
 OURS = frozenset({METRICS, AUDIT, NOISE_ESTIMATE, LAMBDA_SEARCH, PREPARED})  # a folder with one has pictures of ours
 COMPARISON, NOISE_MATRIX = "comparison.png", "noise-matrix.png"  # what `plot` draws; its folder holds nothing else
+CORRECTED = "corrected.csv"  # of an audit: labels to train on
 ERROR_PREFIX = "jocor-fast: error: "
 MOST_CLASSES_IN_JSON = 100  # the noise matrix of more is a file of its own: of 2,000 it would be 43 MB of text
+MOST_IMAGES = 1000  # on the page of an audit
 
 
 def number_in_name(number: float) -> str:

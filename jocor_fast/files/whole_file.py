@@ -14,9 +14,10 @@ import secrets
 import socket
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
+if TYPE_CHECKING:
+    import numpy as np
 
 PARTIAL = ".partial"  # suffix of a file while it is written
 # The temporary name of `write_bytes`: the writer's host and process. It is short, as the file's own name may have the
@@ -67,6 +68,8 @@ def write_text(path: Path, text: str) -> None:
 
 def write_array(path: Path, array: np.ndarray) -> None:
     """Write a .npy file."""
+    import numpy as np
+
     buffer = io.BytesIO()
     np.save(buffer, array)
     write_bytes(path, buffer.getvalue())

@@ -3,23 +3,29 @@
 A method is one class, registered by the name that the command line and `jf.train` take; its fields are its options.
 It sees logits and labels, never a network, a data set or an optimiser; nothing in a step makes the host wait for the
 device.
+
+Modules of methods import torch, and whatever imports it, within functions: `jocor-fast --help` prints their options.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, TypeAlias, TypeVar
 
-import numpy as np
-import torch
-from torch import Tensor
-
-from jocor_fast.closed_forms import Rows, mean_loss
-from jocor_fast.composed_losses import Terms
 from jocor_fast.option import Option, options_of
 
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+    from torch import Tensor
+
+    from jocor_fast.closed_forms import Rows
+    from jocor_fast.composed_losses import Terms
+
 GROUP = "method"  # of the options, in the help
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Keep(NamedTuple):
@@ -68,7 +74,7 @@ class History(Protocol):
 # of the training samples, on the run's device. (Of several processes one calls the function, and all get the result.)
 # The number is the share of the samples that is held out, by whose labels the best epoch's network is chosen; 0: the
 # network trains on all samples, and the last epoch's is taken.
-FirstStage = Callable[[str, Callable[[np.ndarray], Tensor], float], Tensor]
+FirstStage: TypeAlias = "Callable[[str, Callable[[np.ndarray], Tensor], float], Tensor]"
 
 
 @dataclass(eq=False)
@@ -160,8 +166,23 @@ class Method:
 
 def mean_step(rows: Rows, logits: tuple[Tensor, ...], trains: Tensor | None = None) -> StepLoss:
     """Return the mean over the rows that train, [B] bool (None: all), for `Method.loss`."""
+    from jocor_fast.closed_forms import mean_loss
+
     out = mean_loss(rows, logits, trains)
     return StepLoss(out.loss, (out.selected,), out.num_nonfinite, rows.losses)
+
+
+def without_gradient(function: F) -> F:
+    """Decorate a function as `torch.no_grad()` does, which would import torch where the class is made."""
+
+    @functools.wraps(function)
+    def plain(*arguments: Any, **options: Any) -> Any:
+        import torch
+
+        with torch.no_grad():
+            return function(*arguments, **options)
+
+    return plain  # type: ignore[return-value]
 
 
 METHODS: dict[str, type[Method]] = {}

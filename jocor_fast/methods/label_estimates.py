@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from jocor_fast.arguments import in_unit_interval, not_negative
-from jocor_fast.closed_forms import (
-    Rows,
-    cross_entropy_rows,
-    divergence_rows,
-    elr_rows,
-    entropy_rows,
-    log_probabilities,
-    soft_cross_entropy_rows,
-)
-from jocor_fast.methods.base import GROUP, History, Keep, Method, StepLoss, mean_step, register
+from jocor_fast.methods.base import GROUP, History, Keep, Method, StepLoss, mean_step, register, without_gradient
 from jocor_fast.option import option
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from jocor_fast.closed_forms import Rows
 
 _LEAST_OF_MEAN = 1e-4  # the authors' bound on what enters ELR's moving mean
 _PREDICTIONS_AVERAGED = 10  # of a sample, for joint optimisation; the authors', an epoch each
@@ -42,11 +36,15 @@ class ELR(Method):
     elr_strength: float = option(3.0, GROUP, "L", "ELR: weight of the term", check=not_negative)
 
     def start(self, labels: Tensor, classes: int) -> None:
+        import torch
+
         self.state = {"mean prediction": torch.zeros(len(labels), classes, device=labels.device)}
 
-    @torch.no_grad()
+    @without_gradient
     def _moved_means(self, p: Tensor, samples: Tensor) -> Tensor:
         """The samples' means, with their predictions; a prediction that is NaN leaves its mean as it was."""
+        import torch
+
         means = self.state["mean prediction"]
         old, bounded = means.index_select(0, samples), p.clamp(_LEAST_OF_MEAN, 1.0 - _LEAST_OF_MEAN)
         new = old.lerp((bounded / bounded.sum(1, keepdim=True)).to(old.dtype), 1.0 - self.elr_memory)
@@ -55,6 +53,10 @@ class ELR(Method):
         return new
 
     def loss(self, logits: tuple[Tensor, ...], labels: Tensor, keep: Keep) -> StepLoss:
+        import torch
+
+        from jocor_fast.closed_forms import elr_rows, log_probabilities
+
         assert keep.samples is not None
         with torch.no_grad():
             log_p = log_probabilities(logits[0])
@@ -85,6 +87,8 @@ class JointOptimization(Method):
     entropy_weight: float = option(0.8, GROUP, "B", "joint optimisation: β, weight of the entropy", check=not_negative)
 
     def start(self, labels: Tensor, classes: int) -> None:
+        import torch
+
         given = torch.zeros(len(labels), classes, device=labels.device).scatter_(1, labels[:, None], 1.0)
         self.state = {"label": given, "mean prediction": given.clone(), "predictions": torch.zeros_like(given[:, 0])}
 
@@ -92,9 +96,11 @@ class JointOptimization(Method):
         if keep.epoch > self.relabel_from * self.epochs:
             self.state["label"].copy_(self.state["mean prediction"])
 
-    @torch.no_grad()
+    @without_gradient
     def _note(self, p: Tensor, samples: Tensor) -> None:
         """Average what the network predicts; a prediction that is NaN changes nothing."""
+        import torch
+
         means, counts = self.state["mean prediction"], self.state["predictions"]
         old, count = means.index_select(0, samples), counts.index_select(0, samples)
         new = old + (p.to(old.dtype) - old) / (count + 1.0).clamp(max=_PREDICTIONS_AVERAGED)[:, None]
@@ -103,6 +109,10 @@ class JointOptimization(Method):
         counts.index_copy_(0, samples, count + sound[:, 0])
 
     def loss(self, logits: tuple[Tensor, ...], labels: Tensor, keep: Keep) -> StepLoss:
+        import torch
+
+        from jocor_fast.closed_forms import Rows, entropy_rows, log_probabilities, soft_cross_entropy_rows
+
         assert keep.samples is not None
         with torch.no_grad():
             log_p = log_probabilities(logits[0])
@@ -121,6 +131,8 @@ class JointOptimization(Method):
 
 def _divergence_from_even_use(p: Tensor, counted: Tensor) -> tuple[Tensor, Tensor]:
     """KL(1/C ‖ mean p of the counted rows), 0-d, and B times its gradient with respect to the rows' logits, [B, C]."""
+    import torch
+
     classes = p.shape[1]
     mean = torch.where(counted[:, None], p, 0.0).sum(0) / counted.sum().clamp(min=1)
     mean = mean.clamp(min=torch.finfo(p.dtype).tiny)
@@ -154,6 +166,8 @@ class Pencil(Method):
     )
 
     def start(self, labels: Tensor, classes: int) -> None:
+        import torch
+
         scores = torch.zeros(len(labels), classes, device=labels.device)
         self.state = {"label scores": scores.scatter_(1, labels[:, None], _LABEL_SHARPNESS)}
 
@@ -164,8 +178,10 @@ class Pencil(Method):
     def loss(self, logits: tuple[Tensor, ...], labels: Tensor, keep: Keep) -> StepLoss:
         return mean_step(self._rows(logits[0], labels, keep), logits)
 
-    @torch.no_grad()
+    @without_gradient
     def _rows(self, logits: Tensor, labels: Tensor, keep: Keep) -> Rows:
+        from jocor_fast.closed_forms import Rows, cross_entropy_rows, divergence_rows, entropy_rows, log_probabilities
+
         assert keep.samples is not None
         log_p, phase = log_probabilities(logits), self.phase(keep.epoch)
         if phase == 0:
@@ -183,6 +199,8 @@ class Pencil(Method):
 
     def _learn(self, scores: Tensor, label: Tensor, p: Tensor, labels: Tensor, samples: Tensor) -> None:
         """Let the samples' labels descend; a prediction that is NaN changes nothing."""
+        import torch
+
         given = torch.zeros_like(label).scatter_(1, labels[:, None], 1.0)
         gradient = (label - p.to(label.dtype)) / label.shape[1] + self.pencil_compatibility * (label - given)
         new = scores - self.pencil_rate / _PENCIL_BATCH * gradient

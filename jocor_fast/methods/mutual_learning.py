@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
-from jocor_fast.closed_forms import dml_rows, log_probabilities
 from jocor_fast.methods.base import Keep, Method, StepLoss, mean_step, register
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @register("dml")
@@ -20,6 +21,10 @@ class DeepMutualLearning(Method):
     selects = False
 
     def loss(self, logits: tuple[Tensor, ...], labels: Tensor, keep: Keep) -> StepLoss:
+        import torch
+
+        from jocor_fast.closed_forms import dml_rows, log_probabilities
+
         with torch.no_grad():
             rows = dml_rows(log_probabilities(logits[0]), log_probabilities(logits[1]), labels)
         return mean_step(rows, logits)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from jocor_fast.arguments import in_unit_interval
-from jocor_fast.closed_forms import Rows, complementary_rows, cross_entropy_rows, log_probabilities
 from jocor_fast.machine import derived_seed
-from jocor_fast.methods.base import GROUP, History, Keep, Method, StepLoss, mean_step, register
+from jocor_fast.methods.base import GROUP, History, Keep, Method, StepLoss, mean_step, register, without_gradient
 from jocor_fast.option import option
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from jocor_fast.closed_forms import Rows
 
 _DRAWS = 5  # the purpose that `derived_seed` is given
 
@@ -34,6 +36,8 @@ class NLNL(Method):
     )
 
     def start(self, labels: Tensor, classes: int) -> None:
+        import torch
+
         self.classes = classes
         self.state = {"other class": torch.zeros_like(labels)}
 
@@ -42,6 +46,8 @@ class NLNL(Method):
         return 3 * (epoch - 1) // self.epochs
 
     def begin_epoch(self, keep: Keep, history: History) -> None:
+        import torch
+
         others = self.state["other class"]
         generator = torch.Generator(others.device).manual_seed(derived_seed(self.seed, _DRAWS, keep.epoch))
         further = torch.randint(1, max(2, self.classes), others.shape, generator=generator, device=others.device)
@@ -52,9 +58,11 @@ class NLNL(Method):
         step = mean_step(rows, logits, trains)
         return step if trains is None else step._replace(skip=(~step.selected[0].any()).float())
 
-    @torch.no_grad()
+    @without_gradient
     def _rows(self, logits: Tensor, labels: Tensor, keep: Keep) -> tuple[Rows, Tensor | None]:
         """The rows and which of them train; None: all."""
+        from jocor_fast.closed_forms import complementary_rows, cross_entropy_rows, log_probabilities
+
         assert keep.samples is not None
         log_p, phase = log_probabilities(logits), self.phase(keep.epoch)
         p = log_p.exp()

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable
-from typing import Any
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from jocor_fast.arguments import at_least
-from jocor_fast.closed_forms import cross_entropy_rows, differentiable, log_probabilities, row_shares
-from jocor_fast.methods.base import GROUP, History, Keep, Method, StepLoss, mean_step, register
+from jocor_fast.methods.base import GROUP, History, Keep, Method, StepLoss, mean_step, register, without_gradient
 from jocor_fast.option import option
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _SHARE_WRONG = 0.1  # of the matrix that a run without warm-up begins with
 
@@ -34,6 +33,8 @@ class Adaptation(Method):
     )  # fmt: skip
 
     def start(self, labels: Tensor, classes: int) -> None:
+        import torch
+
         others = math.log(_SHARE_WRONG / max(1, classes - 1))
         scores = torch.full((classes, classes), others, device=labels.device)
         scores.fill_diagonal_(math.log(1.0 - _SHARE_WRONG))
@@ -42,8 +43,10 @@ class Adaptation(Method):
     def phase(self, epoch: int) -> Hashable:
         return epoch > self.adaptation_warmup
 
-    @torch.no_grad()
+    @without_gradient
     def begin_epoch(self, keep: Keep, history: History) -> None:
+        import torch
+
         scores = self.state["transition scores"]
         predicted = history.predictions()[0]
         if keep.epoch == self.adaptation_warmup + 1 and (predicted >= 0).any():
@@ -55,6 +58,10 @@ class Adaptation(Method):
         return {"transition": self.state["transition scores"].detach().double().softmax(1).tolist()}
 
     def loss(self, logits: tuple[Tensor, ...], labels: Tensor, keep: Keep) -> StepLoss:
+        import torch
+
+        from jocor_fast.closed_forms import cross_entropy_rows, differentiable, log_probabilities, row_shares
+
         with torch.no_grad():
             log_p = log_probabilities(logits[0])
             cross_entropy = cross_entropy_rows(log_p, labels)

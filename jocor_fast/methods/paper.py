@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import torch
-from torch import Tensor
-
-from jocor_fast import composed_losses
 from jocor_fast.arguments import at_least, check_co_lambda, check_fraction
-from jocor_fast.composed_losses import Terms
-from jocor_fast.forward_correction import corrected_loss, log_transposed
-from jocor_fast.losses import coteaching_loss, decoupling_rows, jocor_loss
 from jocor_fast.methods.base import GROUP, FirstStage, Keep, Method, StepLoss, register
-from jocor_fast.noise.estimate import anchor_percentile, estimate_transition
 from jocor_fast.option import option
-from jocor_fast.outputs import CoTeachingOutput, JoCoROutput
 from jocor_fast.schedules import keep_rounding
+
+if TYPE_CHECKING:
+    import numpy as np
+    from torch import Tensor
+
+    from jocor_fast.composed_losses import Terms
+    from jocor_fast.outputs import CoTeachingOutput, JoCoROutput
 
 
 @register("standard")
@@ -74,6 +71,10 @@ class FCorrection(Method):
         self.transition: Tensor | None = None  # T, float64 [C, C]
 
     def prepare(self, first_stage: FirstStage) -> None:
+        import torch
+
+        from jocor_fast.forward_correction import log_transposed
+
         self.transition = first_stage("standard", _estimated_transition, self.transition_val_fraction)
         self.log_transition_t = log_transposed(self.transition, torch.float32)
 
@@ -81,6 +82,10 @@ class FCorrection(Method):
         return {"transition": None if self.transition is None else self.transition.tolist()}
 
     def loss(self, logits: tuple[Tensor, ...], labels: Tensor, keep: Keep) -> StepLoss:
+        import torch
+
+        from jocor_fast.forward_correction import corrected_loss
+
         loss, per_sample, num_nonfinite = corrected_loss(logits[0], labels, self.log_transition_t)
         everything = torch.ones_like(labels, dtype=torch.bool)
         return StepLoss(loss, (everything,), num_nonfinite, per_sample)
@@ -95,6 +100,10 @@ class Decoupling(Method):
     takes_terms = True
 
     def loss(self, logits: tuple[Tensor, ...], labels: Tensor, keep: Keep) -> StepLoss:
+        from jocor_fast import composed_losses
+        from jocor_fast.losses import decoupling_rows
+        from jocor_fast.outputs import JoCoROutput
+
         if keep.terms is None:
             out = decoupling_rows(logits[0], logits[1], labels)
         else:
@@ -112,6 +121,8 @@ class CoTeaching(Method):
     takes_terms = True
 
     def loss(self, logits: tuple[Tensor, ...], labels: Tensor, keep: Keep) -> StepLoss:
+        from jocor_fast.losses import coteaching_loss
+
         if keep.terms is not None:
             return _exchanged(_coteaching(logits, labels, keep.terms, num_keep=keep.num_keep))
         return _exchanged(coteaching_loss(logits[0], logits[1], labels, num_keep=keep.num_keep))
@@ -134,6 +145,8 @@ class CoTeachingPlus(CoTeaching):
         return epoch <= self.warmup_epochs
 
     def loss(self, logits: tuple[Tensor, ...], labels: Tensor, keep: Keep) -> StepLoss:
+        from jocor_fast.losses import coteaching_loss
+
         if self.phase(keep.epoch):
             return super().loss(logits, labels, keep)
         rounding = keep_rounding(self.recipe)
@@ -178,6 +191,10 @@ def _joint(logits: tuple[Tensor, ...], labels: Tensor, keep: Keep, co_lambda: fl
 
 
 def _jocor(logits1: Tensor, logits2: Tensor, labels: Tensor, keep: Keep, co_lambda: float) -> JoCoROutput:
+    from jocor_fast import composed_losses
+    from jocor_fast.losses import jocor_loss
+    from jocor_fast.outputs import JoCoROutput
+
     if keep.terms is None:
         return jocor_loss(logits1, logits2, labels, co_lambda=co_lambda, num_keep=keep.num_keep)
     terms, num_keep = keep.terms, keep.num_keep
@@ -186,6 +203,9 @@ def _jocor(logits1: Tensor, logits2: Tensor, labels: Tensor, keep: Keep, co_lamb
 
 
 def _coteaching(logits: tuple[Tensor, ...], labels: Tensor, terms: Terms, **settings: Any) -> CoTeachingOutput:
+    from jocor_fast import composed_losses
+    from jocor_fast.outputs import CoTeachingOutput
+
     return CoTeachingOutput(*composed_losses.coteaching(logits[0], logits[1], labels, terms=terms, **settings))
 
 
@@ -203,4 +223,8 @@ def own_small_loss(logits: Tensor, labels: Tensor, keep: Keep) -> StepLoss:
 
 
 def _estimated_transition(probabilities: np.ndarray) -> Tensor:
+    import torch
+
+    from jocor_fast.noise.estimate import anchor_percentile, estimate_transition
+
     return torch.from_numpy(estimate_transition(probabilities, anchor_percentile(probabilities.shape[1])))

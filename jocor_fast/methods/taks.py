@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from jocor_fast.arguments import not_negative
-from jocor_fast.losses import select_small_loss
 from jocor_fast.methods.base import GROUP, Keep, Method, StepLoss, register
 from jocor_fast.methods.paper import own_small_loss
 from jocor_fast.option import option
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
 
 @register("taks")
@@ -35,6 +36,8 @@ class TAkS(Method):
     )  # fmt: skip
 
     def start(self, labels: Tensor, classes: int) -> None:
+        import torch
+
         self.state["summed_losses"] = torch.zeros(len(labels), device=labels.device)
 
     def choose(
@@ -46,6 +49,10 @@ class TAkS(Method):
         generator: torch.Generator,
         groups: Tensor | None,
     ) -> Tensor:
+        import torch
+
+        from jocor_fast.losses import select_small_loss
+
         sums = self.state["summed_losses"]
         noise = torch.randn(len(labels), generator=generator, device=labels.device)
         if epoch == 1:

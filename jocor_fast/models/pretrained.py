@@ -7,13 +7,14 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor, nn
-
+from jocor_fast.arguments import is_tensor
 from jocor_fast.data.arrays import read_saved, user_path
 from jocor_fast.errors import ArgumentValueError, DataError
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
 
 DEFAULT = "default"
 # The keys under which training scripts keep a network's weights; our own files nest the first and the last.
@@ -74,7 +75,9 @@ def _weights_in(path: Path) -> Mapping[str, Tensor]:
 
 def _is_weight(value: Any) -> bool:
     """Whether a network's weight can be copied from it: it is dense, real, not quantised, and has values."""
-    plain = isinstance(value, Tensor) and value.layout == torch.strided and value.device.type == "cpu"
+    import torch
+
+    plain = is_tensor(value) and value.layout == torch.strided and value.device.type == "cpu"
     return plain and not (value.is_complex() or value.is_quantized)
 
 

@@ -2,7 +2,6 @@
 
 from jocor_fast.noise.drawing import corrupt, expected_rate, realised_rate
 from jocor_fast.noise.matrices import (
-    NOISE_KINDS,
     asymmetric,
     check_transition,
     pairflip,
@@ -10,6 +9,7 @@ from jocor_fast.noise.matrices import (
     symmetric,
     transition_matrix,
 )
+from jocor_fast.noise_kinds import NOISE_KINDS
 
 __all__ = [
     "NOISE_KINDS",

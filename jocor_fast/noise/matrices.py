@@ -10,16 +10,13 @@ import os
 from typing import Any
 
 import numpy as np
-import torch
 
-from jocor_fast.arguments import as_integer, as_real, check_choice, check_distributions, check_switch
+from jocor_fast.arguments import as_integer, check_choice, check_distributions, check_switch
 from jocor_fast.data.arrays import read_npy, user_path
 from jocor_fast.data.classes import as_array
 from jocor_fast.errors import ArgumentTypeError, ArgumentValueError, DataError
 from jocor_fast.noise.class_pairs import ASYMMETRIC_PAIRS
-
-NOISE_KINDS = ("symmetric", "symmetric-inclusive", "pairflip", "asymmetric", "asymmetric-published", "clean")
-
+from jocor_fast.noise_kinds import NOISE_KINDS, check_rate
 
 _MOST_CLASSES = 2**20  # whose matrix has 8 TiB
 _ASYMMETRIC_BY_DATASET = {name: name for name in ("mnist", "cifar10", "cifar100")}
@@ -85,7 +82,7 @@ def asymmetric(dataset: str, rate: float) -> np.ndarray:
         TypeError, ValueError: `dataset` or `rate` has the wrong type or is not among the above.
     """
     num_classes, pairs = ASYMMETRIC_PAIRS[check_choice("dataset", dataset, ASYMMETRIC_PAIRS)]
-    return _flipping(num_classes, pairs, _checked_rate(rate))
+    return _flipping(num_classes, pairs, check_rate(rate))
 
 
 def transition_matrix(kind: str, num_classes: int, rate: float, dataset: str | None = None) -> np.ndarray:
@@ -105,10 +102,10 @@ def transition_matrix(kind: str, num_classes: int, rate: float, dataset: str | N
     """
     check_choice("kind", kind, NOISE_KINDS)
     if kind == "clean":
-        if _checked_rate(rate) != 0:
+        if check_rate(rate) != 0:
             raise ArgumentValueError("rate", f"must be 0 for clean labels, got {rate}")
         return symmetric(num_classes, 0.0)
-    if as_integer("num_classes", num_classes) == 1 and _checked_rate(rate) > 0:
+    if as_integer("num_classes", num_classes) == 1 and check_rate(rate) > 0:
         raise ArgumentValueError(
             "rate", f"must be 0 for {dataset or 'these data'}, whose labels are all of one class, got {rate:g}"
         )
@@ -161,25 +158,18 @@ def check_transition(transition: Any, num_classes: int | None = None, name: str 
     if not square or num_classes not in (None, len(matrix)):
         raise ArgumentValueError(name, f"must have shape [{wanted}, {wanted}]{classes} got {list(matrix.shape)}")
     matrix = matrix.astype(np.float64)
-    check_distributions(name, torch.from_numpy(matrix))
+    check_distributions(name, matrix)
     return matrix
 
 
 def _checked(num_classes: int, rate: float) -> tuple[int, float]:
-    num_classes, rate = as_integer("num_classes", num_classes), _checked_rate(rate)
+    num_classes, rate = as_integer("num_classes", num_classes), check_rate(rate)
     least = 2 if rate > 0 else 1
     if num_classes < least:
         raise ArgumentValueError("num_classes", f"must be at least {least} for the rate {rate}, got {num_classes}")
     if num_classes > _MOST_CLASSES:
         raise ArgumentValueError("num_classes", f"must be at most {_MOST_CLASSES}, got {num_classes}")
     return num_classes, rate
-
-
-def _checked_rate(rate: float) -> float:
-    value = as_real("rate", rate)
-    if not 0 <= value < 1:  # NaN fails every comparison
-        raise ArgumentValueError("rate", f"must lie in [0, 1), got {rate}")
-    return value
 
 
 def _flipping(num_classes: int, pairs: dict[int, int], rate: float) -> np.ndarray:

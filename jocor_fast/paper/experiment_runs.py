@@ -6,8 +6,8 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
 from rich.console import Console
 
 from jocor_fast.data.dataset import DataShape
@@ -15,11 +15,13 @@ from jocor_fast.errors import ConfigError, RunError
 from jocor_fast.machine import usable_cores
 from jocor_fast.methods import METHODS
 from jocor_fast.paper.experiments import Cell
-from jocor_fast.paper.plan import print_plan
 from jocor_fast.paper.reproduction import CellResult, Figure, read_cell, seeds_at_hand
 from jocor_fast.paper.run_queue import QueuedRun, check_earlier_run, make_runs
 from jocor_fast.report.screen import counted, listed, say
 from jocor_fast.schedules import trained_epochs
+
+if TYPE_CHECKING:
+    import torch
 
 MOST_SEEDS = 1000  # two hundred times the paper's; every run is listed before the first one starts
 
@@ -98,6 +100,8 @@ class ExperimentRuns:
         for line in (f"{self.title}: {together}, {seeds}", *self.notes):
             say(console, line)
         if dry_run:
+            from jocor_fast.paper.plan import print_plan
+
             print_plan(
                 self.chosen,
                 self.seeds,

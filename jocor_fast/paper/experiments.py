@@ -14,7 +14,7 @@ from jocor_fast.config.presets import PRESETS, Preset, preset_co_lambda
 from jocor_fast.config.resolve import Config, name_of_data, resolve
 from jocor_fast.files.names import number_in_name
 from jocor_fast.methods import METHODS, uses_forget_rate
-from jocor_fast.noise.kinds import REAL_NOISE, Noise
+from jocor_fast.noise_kinds import REAL_NOISE, Noise
 
 _PAPER_EPOCHS = 200  # but for data sets whose preset says otherwise
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from jocor_fast.files.names import CONFIG, FIRST_STAGE, METRICS, read_json, read_metrics
 from jocor_fast.methods import METHODS
-from jocor_fast.noise.kinds import Noise
+from jocor_fast.noise_kinds import Noise
 from jocor_fast.report.metrics import PRECISION, TEST, VALIDATION, shown
 from jocor_fast.report.summary import STD_DDOF, best_by_validation, last_mean, last_validation, mean_and_std
 from jocor_fast.report.tables import TextTable, percent_with_std

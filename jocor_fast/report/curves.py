@@ -13,13 +13,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from jocor_fast.files.whole_file import write_bytes
 from jocor_fast.report.metrics import FORGET_RATE, LOSS, PRECISION, TEST, VALIDATION, added_metrics, shown
 from jocor_fast.report.summary import mean_and_std
 
 if TYPE_CHECKING:
+    import numpy as np
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
@@ -131,6 +130,8 @@ def _panels(rows: Sequence[str], columns: int) -> tuple[Figure, np.ndarray]:
 
 def _draw_line(axis: Axes, runs: Sequence[Metrics], field: str, *, name: str, color: str, style: str = "-") -> None:
     """Draw the mean over the runs that have a value at an epoch, shaded by ± one standard deviation of several."""
+    import numpy as np
+
     by_epoch: dict[int, list[float]] = {}
     scale = 100.0 if shown(field).fraction else 1.0
     for metrics in runs:

@@ -14,16 +14,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-
-import torch
+from typing import TYPE_CHECKING
 
 from jocor_fast.data.arrays import reading
 from jocor_fast.data.dataset import Dataset, DataShape, Entry, Wanted
-from jocor_fast.data.images.image_file import IMAGE_SUFFIXES
+from jocor_fast.data.images.decoder import IMAGE_SUFFIXES
 from jocor_fast.data.images.preprocessing import Preprocessing
-from jocor_fast.data.images.source import ImageFiles
-from jocor_fast.data.samples import Samples
 from jocor_fast.errors import DataError
+
+if TYPE_CHECKING:
+    from jocor_fast.data.samples import Samples
 
 NOISY_TRAIN, CLEAN_TRAIN = "noisy_train_key_list.txt", "clean_train_key_list.txt"
 CLEAN_VAL, CLEAN_TEST = "clean_val_key_list.txt", "clean_test_key_list.txt"
@@ -131,6 +131,11 @@ def _check_leak(lists: Path, train: dict[str, int], held_out: dict[str, dict[str
 
 def _labelled(folder: Path, path: Path, keys: dict[str, int], labels: dict[str, int], notes: list[str]) -> Samples:
     """The keys that have a label; the others are left out, with a note."""
+    import torch
+
+    from jocor_fast.data.images.source import ImageFiles
+    from jocor_fast.data.samples import Samples
+
     kept = [key for key in keys if key in labels]
     if len(kept) < len(keys):
         first = next(key for key in keys if key not in labels)

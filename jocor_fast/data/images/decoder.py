@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from torch import Tensor
+if TYPE_CHECKING:
+    from torch import Tensor
 
-from jocor_fast.data.images.preprocessing import Draw
+    from jocor_fast.data.images.preprocessing import Draw
+
+LOADERS = ("dali", "pillow")
+# Taken for images without a look into them, since there may be a million.
+IMAGE_SUFFIXES = (".jpg", ".jpeg", ".jfif", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
 
 
 class Loaded(NamedTuple):

@@ -18,10 +18,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from PIL import Image, ImageFile, ImageOps, PngImagePlugin
 
+from jocor_fast.data.images.decoder import IMAGE_SUFFIXES
 from jocor_fast.errors import DataError
 
-# Taken for images without a look into them, since there may be a million.
-IMAGE_SUFFIXES = (".jpg", ".jpeg", ".jfif", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
 _TEXT_SUFFIXES = (".txt", ".json", ".xml", ".csv")  # often one for each image
 _NOT_DECODED = ("EPS", "MPEG")  # by Pillow alone
 

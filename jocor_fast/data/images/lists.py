@@ -10,15 +10,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from jocor_fast.data.arrays import reading
-from jocor_fast.data.classes import number_classes
 from jocor_fast.data.columns import read_table, split_named
 from jocor_fast.data.dataset import Dataset, Entry, Wanted, numbered
-from jocor_fast.data.images.image_file import IMAGE_SUFFIXES, is_image
-from jocor_fast.data.images.source import ImageFiles
-from jocor_fast.data.samples import Samples
+from jocor_fast.data.images.decoder import IMAGE_SUFFIXES
 from jocor_fast.errors import DataError
 from jocor_fast.files.names import COMPARISON, NOISE_MATRIX, OURS
 
@@ -55,6 +50,8 @@ class Walk:
 
         `above` are the folders that this one was reached by; a DataError where a link leads back to one of them.
         """
+        from jocor_fast.data.images.image_file import is_image
+
         here = os.path.realpath(folder)
         if here in above:
             raise DataError(f"{folder} is {here} once more, to which a link in it leads back")
@@ -182,6 +179,12 @@ def _dataset(
     lists: tuple[Path, ...] = (),
 ) -> Dataset:
     """Number the classes over all parts, and put them together."""
+    import torch
+
+    from jocor_fast.data.classes import number_classes
+    from jocor_fast.data.images.source import ImageFiles
+    from jocor_fast.data.samples import Samples
+
     images = [parts.get(part, ()) for part in PARTS]
     trained_on = {os.path.normpath(path) for path, _ in parts["train"]}
     for path, _ in (*images[1], *images[2]):

@@ -11,7 +11,7 @@ import os
 import shutil
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from PIL import Image
 from jocor_fast.data.dataset import Dataset
 from jocor_fast.data.images.bad_files import BadFiles
 from jocor_fast.data.images.image_file import BadImage, decode_by_pillow, read_bytes
-from jocor_fast.data.images.preprocessing import Preprocessing
+from jocor_fast.data.images.preprocessing import Preparation, Preprocessing
 from jocor_fast.data.images.source import MOST_TRIED, ImageFiles, none_readable, spread
 from jocor_fast.errors import ArgumentValueError, DataError
 from jocor_fast.files.names import BAD_FILES, PREPARED, read_json
@@ -29,19 +29,6 @@ from jocor_fast.files.whole_file import write_bytes, write_text
 from jocor_fast.machine import usable_cores
 
 FILES_PER_CORE = 64  # handed to the threads together: a million futures would fill the memory
-
-
-@dataclass(frozen=True)
-class Preparation:
-    """What is made of every image.
-
-    Attributes:
-        resize: (height, width) to squash to, or the length of the short side (images that are smaller stay so).
-        quality: of the JPEG, 1 … 95.
-    """
-
-    resize: tuple[int, int] | int
-    quality: int = 90
 
 
 def prepare(dataset: Dataset, output: Path, preparation: Preparation, on_file: Callable[[int, int], None]) -> BadFiles:

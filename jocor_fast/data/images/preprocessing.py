@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import NamedTuple
-
-import numpy as np
+from typing import TYPE_CHECKING, NamedTuple
 
 from jocor_fast.errors import ArgumentValueError
+
+if TYPE_CHECKING:
+    import numpy as np
 
 CROP = 224
 SMALLEST_CROP = 8  # cnn halves it three times
@@ -101,6 +102,8 @@ class Preprocessing:
 
     def draws(self, count: int, *, seed: int, epoch: int) -> np.ndarray:
         """float32 [count, 3]: what `draw` reads for each image of the data set in an epoch, whatever their order."""
+        import numpy as np
+
         generator = np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, epoch])))
         return generator.random((count, 3), np.float32)
 
@@ -109,3 +112,16 @@ def draw(row: np.ndarray) -> Draw:
     """The draw of one image, from its row of `Preprocessing.draws`."""
     top, left, side = row.tolist()
     return Draw(top, left, side < 0.5)
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """What `prepare` makes of every image, once.
+
+    Attributes:
+        resize: (height, width) to squash to, or the length of the short side (images that are smaller stay so).
+        quality: of the JPEG, 1 … 95.
+    """
+
+    resize: tuple[int, int] | int
+    quality: int = 90

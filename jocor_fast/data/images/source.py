@@ -33,7 +33,6 @@ from jocor_fast.data.samples import Batch, InputSource
 from jocor_fast.errors import ArgumentValueError, DataError
 from jocor_fast.machine import usable_cores
 
-LOADERS = ("dali", "pillow")
 FASTER_ON_CPU = "the faster one, see benchmarks/results/loader_cpu.md"
 MOST_TRIED = 100  # where none of so many files can be read, the folder is wrong, not the files
 BATCHES_AHEAD = 3  # that threads read while one is trained on
@@ -47,7 +46,7 @@ class ImageFiles:
         folder: what the paths are relative to.
         paths: [N], as the data set's own lists have them.
         preprocessing: what becomes of each image.
-        loader: one of `LOADERS`.
+        loader: one of `decoder.LOADERS`.
         bad_files: shared by all parts of a run.
         seed: of the random crops.
     """

@@ -7,15 +7,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from jocor_fast.data.arrays import reading
-from jocor_fast.data.classes import class_numbers
 from jocor_fast.data.dataset import Dataset, DataShape, Entry, Wanted, in_memory
 from jocor_fast.data.memory.npz import load_npz_dataset
-from jocor_fast.data.pickled_arrays import unpickled, unwrapped
 from jocor_fast.errors import DataError
+
+if TYPE_CHECKING:
+    import numpy as np
 
 _IMAGE_SHAPE = (3, 32, 32)
 
@@ -88,12 +88,19 @@ def find_cifar(name: str, folders: Sequence[Path]) -> Path | None:
 
 
 def _read_batches(paths: Sequence[Path], layout: _Layout) -> tuple[np.ndarray, np.ndarray]:
+    import numpy as np
+
     images, labels = zip(*(_read_batch(path, layout) for path in paths), strict=True)
     return np.concatenate(images), np.concatenate(labels)
 
 
 def _read_batch(path: Path, layout: _Layout) -> tuple[np.ndarray, np.ndarray]:
     """The images [N, 3, 32, 32] and labels [N] of one batch."""
+    import numpy as np
+
+    from jocor_fast.data.classes import class_numbers
+    from jocor_fast.data.pickled_arrays import unpickled, unwrapped
+
     with reading(path, "a CIFAR batch"), open(path, "rb") as file:
         content = unpickled(file, encoding="bytes")
     if not isinstance(content, dict):

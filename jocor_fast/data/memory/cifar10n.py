@@ -11,16 +11,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-
-import numpy as np
-import torch
+from typing import TYPE_CHECKING
 
 from jocor_fast.data.arrays import read_npz
-from jocor_fast.data.classes import class_numbers
 from jocor_fast.data.dataset import Dataset, DataShape, Entry, Wanted, in_memory
-from jocor_fast.data.labels import read_labels
 from jocor_fast.data.memory.npz import as_inputs
 from jocor_fast.errors import DataError
+
+if TYPE_CHECKING:
+    import numpy as np
 
 # As their authors name them in print, and in their file.
 LABEL_SETS = {
@@ -43,6 +42,11 @@ def load_cifar10n(wanted: Wanted, label_set: str) -> Dataset:
     Raises:
         DataError: a file is absent or broken, or the files do not fit together.
     """
+    import numpy as np
+    import torch
+
+    from jocor_fast.data.labels import read_labels
+
     folder = find_cifar10n(wanted.folders)
     if folder is None:
         raise DataError(
@@ -72,6 +76,8 @@ def find_cifar10n(folders: Sequence[Path]) -> Path | None:
 
 def _test_labels(folder: Path) -> np.ndarray:
     """Return y_test of the features' archive, else the labels of an archive of the images next to it."""
+    from jocor_fast.data.classes import class_numbers
+
     found = read_npz(folder / _FEATURES, lambda keys: [key for key in keys if key == "y_test"])
     if not found and (folder / _IMAGES).is_file():
         found = read_npz(folder / _IMAGES, lambda _: ["test_labels"])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from jocor_fast.data.dataset import Dataset, DataShape, Entry, Wanted, in_memory
 
 _TRAIN_SIZE = 1437
@@ -15,6 +13,7 @@ def load_digits(wanted: Wanted) -> Dataset:
 
     The split is a fixed permutation (scikit-learn keeps the digits in the order of their writers).
     """
+    import numpy as np
     from sklearn.datasets import load_digits as scikit_learn_digits  # imported here: it takes a second
 
     digits = scikit_learn_digits()

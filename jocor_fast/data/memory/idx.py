@@ -9,14 +9,14 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from jocor_fast.data.arrays import reading
-from jocor_fast.data.classes import class_numbers
 from jocor_fast.data.dataset import Dataset, DataShape, Entry, Wanted, in_memory
-from jocor_fast.data.memory.download import DownloadError, download
 from jocor_fast.errors import DataError
+
+if TYPE_CHECKING:
+    import numpy as np
 
 _STEMS = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 _NUM_CLASSES = 10
@@ -83,6 +83,8 @@ def read_idx(path: Path, num_dimensions: int) -> np.ndarray:
     Raises:
         DataError: the file is absent, truncated, too long, or holds another type or number of dimensions.
     """
+    import numpy as np
+
     with reading(path, "an IDX file"):
         content = path.read_bytes()
         if content.startswith(_GZIP_MAGIC):
@@ -102,6 +104,8 @@ def read_idx(path: Path, num_dimensions: int) -> np.ndarray:
 
 
 def _as_labels(values: np.ndarray, path: Path) -> np.ndarray:
+    from jocor_fast.data.classes import class_numbers
+
     try:
         return class_numbers(values, _NUM_CLASSES)
     except ValueError as error:
@@ -119,6 +123,8 @@ def _found(folder: Path) -> dict[str, Path]:
 
 
 def _downloaded(wanted: Wanted) -> dict[str, Path]:
+    from jocor_fast.data.memory.download import DownloadError, download
+
     name, folder, site = wanted.name, wanted.folders[0], IDX_SITES[wanted.name]
     for stem, md5 in zip(_STEMS, site.md5, strict=True):
         if stem in _found(folder):

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-
-import numpy as np
+from typing import TYPE_CHECKING, TypeAlias
 
 from jocor_fast.data.arrays import read_npz
-from jocor_fast.data.classes import class_numbers, number_classes
 from jocor_fast.data.dataset import Dataset, Entry, in_memory
 from jocor_fast.errors import DataError
+
+if TYPE_CHECKING:
+    import numpy as np
 
 # part -> (inputs, labels)
 _KERAS_KEYS = {part: (f"x_{part}", f"y_{part}") for part in ("train", "test", "val")}
 _MEDMNIST_KEYS = {part: (f"{part}_images", f"{part}_labels") for part in ("train", "test", "val")}
 
-_Parts = dict[str, tuple[np.ndarray, np.ndarray]]
+_Parts: TypeAlias = "dict[str, tuple[np.ndarray, np.ndarray]]"
 
 
 def load_npz_dataset(path: Path, *, name: str, num_classes: int | None = None) -> Dataset:
@@ -32,6 +33,8 @@ def load_npz_dataset(path: Path, *, name: str, num_classes: int | None = None) -
     Raises:
         DataError: the file is absent or broken, an array is missing, or of another kind.
     """
+    from jocor_fast.data.classes import class_numbers, number_classes
+
     parts = _read_parts(path)
     label_table = None
     try:
@@ -46,7 +49,7 @@ def load_npz_dataset(path: Path, *, name: str, num_classes: int | None = None) -
         name,
         {part: (inputs, labels) for (part, (inputs, _)), labels in zip(parts.items(), numbered, strict=True)},
         num_classes,
-        input_scale=1 / 255 if parts["train"][0].dtype == np.uint8 else 1.0,
+        input_scale=1 / 255 if parts["train"][0].dtype == "uint8" else 1.0,
         label_table=label_table,
         source=path,
     )
@@ -81,11 +84,15 @@ def _read_parts(path: Path) -> _Parts:
 
 def as_inputs(array: np.ndarray, name: str) -> np.ndarray:
     """An array of a user's as inputs are held: uint8 or float32, channels first, a single channel left out."""
+    import numpy as np
+
     return np.ascontiguousarray(_channels_first(_as_pixels(array, name), name))
 
 
 def _as_pixels(array: np.ndarray, name: str) -> np.ndarray:
     """The same array as uint8, or as float32 where it holds floats."""
+    import numpy as np
+
     if array.dtype == np.uint8:
         return array
     if array.dtype.kind in "iu" and (not array.size or (array.min() >= 0 and array.max() <= 255)):

@@ -4,9 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from jocor_fast.arguments import as_real
+from jocor_fast.errors import ArgumentValueError
 from jocor_fast.files.names import number_in_name
 
+NOISE_KINDS = ("symmetric", "symmetric-inclusive", "pairflip", "asymmetric", "asymmetric-published", "clean")
 REAL_NOISE = "real"
+
+
+def check_rate(rate: float) -> float:
+    """Return the share of labels to flip: a float in [0, 1)."""
+    value = as_real("rate", rate)
+    if not 0 <= value < 1:  # NaN fails every comparison
+        raise ArgumentValueError("rate", f"must lie in [0, 1), got {rate}")
+    return value
 
 
 @dataclass(frozen=True)
