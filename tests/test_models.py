@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from jocor_fast.models.networks import GrayToRGB, build_model, cnn, mlp
+from jocor_fast.models.pretrained import Weights
 
 needs_torchvision = pytest.mark.skipif(
     importlib.util.find_spec("torchvision") is None, reason="torchvision is not installed"
@@ -77,6 +78,26 @@ def test_torchvision_classifiers_by_name(name: str, shape: tuple[int, ...]):
     assert network.training
     assert all(layer.training for layer in network.modules())
     assert network(torch.rand(2, *shape)).shape == (2, 7)
+
+
+@needs_torchvision
+@pytest.mark.parametrize(
+    ("name", "weights"), [("googlenet", "GoogLeNet_Weights"), ("inception_v3", "Inception_V3_Weights")]
+)
+def test_inputs_are_scaled_as_torchvisions_weights_expect(name: str, weights: str, monkeypatch: pytest.MonkeyPatch):
+    from torchvision import models
+
+    state = models.get_model(name, aux_logits=True, init_weights=False).state_dict()
+    monkeypatch.setattr(getattr(models, weights), "get_state_dict", lambda *_, **__: state)
+    theirs = models.get_model(name, weights="DEFAULT").eval()
+    ours = build_model(name, (3, 80, 80), 1000, weights=Weights("a file", name, state)).eval()
+    images, seen = torch.randn(2, 3, 80, 80), []
+    for network in (ours, theirs):
+        first = next(layer for layer in network.modules() if isinstance(layer, nn.Conv2d))
+        first.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+        network(images)
+    torch.testing.assert_close(*seen)
+    assert not torch.allclose(seen[0], images)
 
 
 @needs_torchvision

@@ -186,8 +186,9 @@ def _torchvision_classifier(models: ModuleType, name: str, shape: tuple[int, ...
         raise ArgumentValueError("model", f"{name!r} takes images of 1 or 3 channels, got samples of shape {shape}")
     options: dict[str, object] = {}
     if name in ("googlenet", "inception_v3"):
-        # Their auxiliary heads return tuples in training; their own initialisation takes ten seconds.
-        options = {"aux_logits": False, "init_weights": False}
+        # Their auxiliary heads return tuples in training; their own initialisation takes ten seconds. torchvision's
+        # weights expect inputs in [-1, 1], which it makes of ImageNet's normalisation where it loads them itself.
+        options = {"aux_logits": False, "init_weights": False, "transform_input": True}
     elif name.startswith("vit_"):
         options = {"image_size": height}
     elif name.startswith("maxvit"):
