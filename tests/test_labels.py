@@ -15,7 +15,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jocor_fast.data.labels import read_labels
+from jocor_fast.data.labels import read_labels, read_reviewed
 from jocor_fast.errors import ArgumentValueError, DataError
 
 CLEAN = np.array([0, 1, 2, 0, 1, 2])
@@ -205,7 +205,10 @@ BAD_CSV = {
     "id endless": (HEADER + "9" * 5000 + ",1\n", "line 2: the id must lie in 0 … 5"),
     "id superscript": (HEADER + "²,1\n", "line 2: the id must lie in 0 … 5"),
     "id twice": (HEADER + "0,1\n\n1,1\n0,2\n", "line 5: the id 0 stands in line 2 already"),
-    "id missing": (HEADER + "0,1\n1,1\n3,1\n4,1\n5,1\n", "each id of 0 … 5 once, but 2 is missing"),
+    "id missing": (
+        HEADER + "0,1\n1,1\n3,1\n4,1\n5,1\n",
+        "each id of 0 … 5 once, but 2 is missing; samples dropped in .*--write-folder",
+    ),
     "no rows": (HEADER, "but 0 is missing"),
     "label too large": (HEADER + "5,0\n4,3\n0,0\n1,0\n2,0\n3,0\n", "line 3: labels must lie in 0 … 2, got 3"),
     "label negative": (HEADER + "".join(f"{n},{-1 if n == 4 else 0}\n" for n in range(6)), "line 6: .*got -1"),
@@ -246,6 +249,17 @@ def test_of_a_csv_of_clean_labels_the_clean_column_counts(tmp_path: Path):
     assert labels.clean.tolist() == CLEAN.tolist()
     with pytest.raises(DataError, match=r"labels\.csv has a clean column already"):
         read_labels(clean_spec, CLEAN, 3, clean_spec=written(tmp_path, ".npy", CLEAN))
+
+
+def test_names_that_are_not_utf_8_are_known_in_what_a_browser_exports_unless_two_look_alike(tmp_path: Path):
+    names = ["ant", os.fsdecode(b"caf\xe9"), os.fsdecode(b"r\xe9"), os.fsdecode(b"r\xe8")]
+    spec = Path(csv_file(tmp_path, HEADER + "0,ant\n1,caf\ufffd\n"))
+    assert read_reviewed(spec, names, 3).tolist() == [0, 1, -1]
+    spec.write_bytes(b"id,label\n0,r\xe8\n")
+    assert read_reviewed(spec, names, 1).tolist() == [3]
+    csv_file(tmp_path, HEADER + "0,r\ufffd\n")
+    with pytest.raises(DataError, match="line 2: the label must be one of the audit's, got 'r\ufffd'"):
+        read_reviewed(spec, names, 1)
 
 
 # -- what the clean labels prove

@@ -110,11 +110,11 @@ def read_by_id(
     return rows
 
 
-def check_complete(path: Path, rows: Mapping[int, object], count: int) -> None:
-    """Raise a DataError unless `read_by_id` has found each id."""
+def check_complete(path: Path, rows: Mapping[int, object], count: int, advice: str = "") -> None:
+    """Raise a DataError, which ends with the advice, unless `read_by_id` has found each id."""
     missing = next((number for number in range(count) if number not in rows), None)
     if missing is not None:
-        raise DataError(f"{path} must hold each id of 0 … {count - 1} once, but {missing} is missing")
+        raise DataError(f"{path} must hold each id of 0 … {count - 1} once, but {missing} is missing{advice}")
 
 
 def _columns(header: Sequence[str], wanted: Sequence[str], index: str) -> dict[str, list[int]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,10 @@ from jocor_fast.data.columns import check_complete, read_by_id
 from jocor_fast.errors import DataError
 
 _FORMS = "FILE.npy, FILE.npz:KEY, FILE.pt:KEY or FILE.csv"
+_HOW_TO_LEAVE_OUT = (
+    "; samples dropped in the review of an audit are left out by training on the copy that "
+    "`jocor-fast audit --reviewed FILE --write-folder DIR` makes of image files, or on arrays without their rows"
+)
 _FEWEST_TO_JUDGE = 100  # labels, to tell an order that is chance's
 _MOST_MISMATCHES_PER_1000 = 1  # a clean label that differs from the data set's own in more rows is of another order
 
@@ -180,7 +185,7 @@ def _read_columns(argument: str, spec: str, num_samples: int, errors: str) -> tu
 
 def _read_csv(path: Path, num_samples: int, errors: str) -> tuple[_Column, _Column | None]:
     rows = read_by_id(path, ("label",), ("clean",), num_samples, errors=errors)
-    check_complete(path, rows, num_samples)
+    check_complete(path, rows, num_samples, _HOW_TO_LEAVE_OUT)
     ordered = [rows[number] for number in range(num_samples)]
     lines = [line for line, _ in ordered]
     columns = {name: _Column(str(path), [row[name] for _, row in ordered], lines) for name in ordered[0][1]}
@@ -195,12 +200,16 @@ def read_reviewed(path: Path, labels: Sequence[str], num_samples: int) -> np.nda
         labels: what it calls each class.
 
     Returns:
-        int64 [N], −1 for a sample that the file lacks.
+        int64 [N], −1 for a sample that the file lacks. A name that is not UTF-8 is also known by what a browser makes
+        of it, which writes U+FFFD for its bytes.
 
     Raises:
         DataError: the file is absent, broken, or has another id or label.
     """
-    numbers = {label: number for number, label in enumerate(labels)}
+    exported = [label.encode(errors="surrogateescape").decode(errors="replace") for label in labels]
+    times = Counter(exported)
+    numbers = {label: number for number, label in enumerate(labels) if label != exported[number]}
+    numbers |= {text: number for number, text in enumerate(exported) if times[text] == 1}
     found = np.full(num_samples, -1)
     for number, (line, row) in read_by_id(path, ("label",), (), num_samples).items():
         if row["label"] not in numbers:
