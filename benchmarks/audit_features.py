@@ -23,8 +23,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from cleanlab.filter import find_label_issues
-from cleanlab.rank import get_label_quality_scores
 from scipy.optimize import brentq
 from scipy.special import softmax
 from sklearn.linear_model import LogisticRegression
@@ -108,6 +106,8 @@ def measured(features: np.ndarray, given: np.ndarray, wrong: np.ndarray) -> dict
 
 def contenders(features: np.ndarray, given: np.ndarray, wrong: np.ndarray, nearest: np.ndarray) -> dict[str, Any]:
     """The figures of cleanlab and of the votes of neighbours."""
+    from cleanlab.filter import find_label_issues  # not needed for --ours
+
     with timed() as regression_took:
         probabilities = logistic_regression(features, given)
         default = find_label_issues(given, probabilities, n_jobs=1)
@@ -148,6 +148,9 @@ def measure_wide(features: np.ndarray, given: np.ndarray) -> None:
 
 def cleanlab(given: np.ndarray, probabilities: np.ndarray, default: np.ndarray, wrong: np.ndarray) -> dict[str, Any]:
     """Every ranking and filter of cleanlab on the same probabilities."""
+    from cleanlab.filter import find_label_issues
+    from cleanlab.rank import get_label_quality_scores
+
     entries: dict[str, Any] = {FILTERS[0]: found_by(wrong, default)}
     for method in RANKINGS:
         quality = get_label_quality_scores(given, probabilities, method=method, adjust_pred_probs=False)

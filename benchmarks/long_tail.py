@@ -44,6 +44,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--epochs", type=int, default=25)
     parser.add_argument("--sets", nargs="+", default=SETS, choices=SETS)
+    parser.add_argument("--ways", nargs="+", default=list(WAYS), choices=WAYS)
     parser.add_argument("--parts", nargs="+", default=["training", "features"], choices=["training", "features"])
     arguments = parser.parse_args()
     FOLDER.mkdir(parents=True, exist_ok=True)
@@ -59,8 +60,8 @@ def main() -> None:
                     found = jf.audit_features(train[0][rows], given, seed=seed)
                     write(where, "audit of features", {"audit": audited(found, given, true)})
                 if "training" in arguments.parts:
-                    for way, options in WAYS.items():
-                        figures = trained((train[0][rows], given), true, test, seed, arguments.epochs, options)
+                    for way in arguments.ways:
+                        figures = trained((train[0][rows], given), true, test, seed, arguments.epochs, WAYS[way])
                         write(where, way, figures)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -64,7 +65,8 @@ def test_random_labels_are_predicted_by_chance():
     # Networks that had seen the labels of the rows that they judge would know many of them.
     features, _, _ = clusters(count=600, width=100)
     given = np.random.default_rng(1).integers(CLASSES, size=600)
-    found = jf.audit_features(features, given)
+    with pytest.warns(UserWarning, match="the features hardly tell the classes apart"):
+        found = jf.audit_features(features, given)
     assert (found.prediction == given).mean() < 1 / CLASSES + 0.08
 
 
@@ -250,3 +252,46 @@ def test_little_speaks_against_the_label_of_a_rare_class_where_no_pair_was_seen(
     belief = np.tile(np.float32([0.9, 0.1]), (1000, 1))
     half, rare = (feature_audit._log_odds(belief, labels, np.eye(2))[-1] for labels in (np.arange(1000) % 2, given))
     assert rare == pytest.approx(half + np.log(0.02 / 0.5), abs=0.05)
+
+
+@pytest.fixture(scope="module")
+def rare():
+    """Features of four clusters that overlap, the last a sixtieth of the first; right labels but for a tenth."""
+    generator, true = np.random.default_rng(0), np.repeat(range(CLASSES), (1200, 600, 300, 20))
+    features = generator.normal(size=(len(true), 10)) + 2 * np.eye(CLASSES, 10)[true]
+    return features, true, np.where(generator.random(len(true)) < 0.1, generator.permutation(true), true)
+
+
+def test_right_labels_of_a_rare_class_are_not_called_wrong_for_its_rarity(rare) -> None:
+    features, true, given = rare
+    found = jf.audit_features(features, given)
+    assert found.wrong[(given == 3) & (true == 3)].mean() < 0.1
+    assert found.share == pytest.approx(found.score.mean(), abs=1e-6)
+
+
+def test_a_rare_class_is_not_dropped_from_training_where_the_share_is_known(rare) -> None:
+    features, _, given = rare
+    found = jf.audit_features(features, given, forget_rate=0.3)
+    assert found.selected[given == 3].sum() > 0.6 * found.seen[given == 3].sum()
+
+
+@pytest.mark.parametrize("told", [False, True])
+def test_features_that_do_not_tell_the_classes_apart_are_named(told: bool) -> None:
+    features, _, given = clusters(rate=0.3)
+    generator = np.random.default_rng(0)
+    labels = generator.permutation(given) if told else given
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        jf.audit_features(features, labels)
+    said = [str(warning.message) for warning in caught]
+    assert [text.startswith("the features hardly tell the classes apart: networks") for text in said] == [True] * told
+
+
+def test_a_rare_class_is_not_taken_for_noise_by_the_few_rows_that_are_predicted_to_be_of_it() -> None:
+    given = np.repeat([0, 1, 2], [700, 280, 20])
+    predicted = given.copy()
+    predicted[980:] = 0
+    predicted[[0, 1, 701, 980]] = 2
+    estimate = feature_audit._Share.of(np.float32(0.05 + 0.85 * np.eye(3)[predicted]), given)
+    assert estimate.transition[2, 2] > 0.8
+    assert estimate.share < 0.1

@@ -15,6 +15,9 @@ part of what q errs on, and the more, the more they err elsewhere. It fits drawn
 of a majority and of the worst of three are like those of CIFAR-10N. Noise that does not depend on the sample makes the
 estimate too high, and noise that depends on nothing else too low; `share_range` holds both.
 
+b and h suit classes of usual size. A label y of a rare class is called wrong only where it is more probably wrong than
+right without them: q(y) is the probability of the label, right or wrong, and Σ q(a) T[a, y] that of its being wrong.
+
 benchmarks/results/audit-features/ has the figures behind each choice.
 """
 
@@ -22,6 +25,7 @@ from __future__ import annotations
 
 import math
 import os
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -41,14 +45,17 @@ from jocor_fast.errors import ArgumentTypeError, ArgumentValueError
 from jocor_fast.files.whole_file import check_writable
 from jocor_fast.machine import own_modes, resolve_device
 from jocor_fast.noise.estimate import pair_counts, rate_and_rows, rows_of_counts, surest
+from jocor_fast.report.tables import percent
 
 LEAST_ROWS = 10
 SUREST = 0.1  # the part of the rows taken for a class whose labels make its row of T,
 LEAST_SUREST = 30  # and how many there are at least
 LEAST_TRANSITION = 0.05  # added to T: without it, a pair of classes that was not seen would clear a label of all doubt
 RARE = 0.5  # of the average number of labels: below it less is added, or a rare class would lose most of its labels
+PRIOR_ROWS = 100  # that are added where T is about rare classes: few of their rows and labels are among the surest
 STEEPNESS = 2.0  # h: of 0.7 to 2, that of the best F1 on most of the drawn sets
 SHARED_ERRORS = 0.05
+MOST_OF_CHANCE = 0.7  # random labels are wrong as often as the most frequent is not it; features that tell: up to .66
 LEAST_BELIEF, LARGEST_SHIFT = 1e-4, 40.0  # keep logarithms and exponentials finite
 EXPONENTS = [number / 10 for number in range(1, 16)]  # α
 _FITTED_ROWS = 20_000  # that α is fitted on
@@ -88,6 +95,8 @@ def audit_features(
         device: where to compute.
         epochs: of training; None: 4, or more where there are few rows.
         output: a folder for the files that `jocor-fast audit --features` writes.
+
+    Warns where nearly as many labels seem wrong as if they were random: the features hardly tell the classes apart.
 
     Returns:
         Audit: `share` is the mean of `score`; `prediction` holds what the two networks predicted of the rows that they
@@ -171,9 +180,10 @@ def _judged(
     """The audit by the belief q, float32 [N, C]."""
     num_classes = belief.shape[1]
     estimate = _Share.of(belief, given)
+    _warn_unless_learnt(given, heads.prediction, estimate.share)
     target = estimate.share if share is None else share
     doubt = _log_odds(belief, given, estimate.transition)
-    score = _probability(STEEPNESS * doubt, target)
+    score = _probability(STEEPNESS * doubt, target, _highest_score(belief, given, estimate))
     wrong = score > WRONG
     other = belief.copy()
     other[np.arange(len(given)), given] = -1.0
@@ -194,6 +204,21 @@ def _judged(
     )
 
 
+def _warn_unless_learnt(given: np.ndarray, prediction: np.ndarray, share: float) -> None:
+    """Warn where nearly as many labels seem wrong as if they were random."""
+    most = float(np.bincount(given).max()) / len(given)
+    if share <= MOST_OF_CHANCE * (1 - most):
+        return
+    warnings.warn(
+        "the features hardly tell the classes apart: networks trained on them predict "
+        f"{percent(float((prediction == given).mean()))} % of the labels that they have not seen, where always the "
+        f"most frequent one would be {percent(most)} %, so the estimate that {percent(share)} % of the labels are "
+        "wrong and the list are not to be trusted; an encoder without trained weights does this, and labels in "
+        "another order",
+        stacklevel=2,
+    )
+
+
 def calibrated(log_probability: np.ndarray, given: np.ndarray) -> np.ndarray:
     """Return q, float32 [N, C], in place of log-probabilities up to a constant of the row."""
     logits, labels = torch.from_numpy(log_probability), torch.from_numpy(given)
@@ -206,12 +231,17 @@ def calibrated(log_probability: np.ndarray, given: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True, eq=False)
 class _Share:
-    """The share of wrong labels, its bounds, T, and what it is made of, see the head of this file."""
+    """The share of wrong labels, its bounds, T, and what it is made of, see the head of this file.
+
+    Attributes:
+        counts: of T, by class and label, with `PRIOR_ROWS` more for every class.
+    """
 
     share: float
     low: float
     high: float
     transition: np.ndarray
+    counts: np.ndarray
     anchored: float
     contradicted: float
 
@@ -221,7 +251,10 @@ class _Share:
         predicted, certainty = belief.argmax(1), belief.max(1)
         rows = surest(predicted, certainty, num_classes, SUREST, LEAST_SUREST)
         joint = pair_counts(predicted[rows], given[rows], num_classes)
-        anchored, transition = rate_and_rows(joint, np.bincount(given, minlength=num_classes))
+        prior = _prior_rows(joint, given)
+        rare = _frequency(given, num_classes) * num_classes < RARE
+        # Few rows are taken for a rare class, and hardly surely: by them alone, a large class could pass for its noise.
+        anchored, transition = rate_and_rows(joint + rare[:, None] * prior, np.bincount(given, minlength=num_classes))
         by_chance = 1 - 1 / num_classes
         others = transition[~np.eye(num_classes, dtype=bool)].reshape(num_classes, -1)
         everywhere = float(np.median(others, axis=1).mean()) * (num_classes - 1)
@@ -236,6 +269,7 @@ class _Share:
             low=max(0.0, min(share, everywhere) - margin),
             high=min(1.0, max(share, contradicted) + 2 * math.sqrt(0.25 / count)),
             transition=transition,
+            counts=joint + prior,
             anchored=anchored,
             contradicted=contradicted,
         )
@@ -244,7 +278,7 @@ class _Share:
 def _log_odds(belief: np.ndarray, given: np.ndarray, transition: np.ndarray) -> np.ndarray:
     """Return s, float64 [N]."""
     classes = len(transition)
-    frequency = np.bincount(given, minlength=classes) * classes / len(given)
+    frequency = _frequency(given, classes) * classes
     bounded = transition + LEAST_TRANSITION * np.minimum(1.0, frequency / RARE)
     odds = np.empty(len(given))
     for piece in _pieces(len(given)):
@@ -258,12 +292,36 @@ def _log_odds(belief: np.ndarray, given: np.ndarray, transition: np.ndarray) -> 
     return odds
 
 
-def _probability(log_odds: np.ndarray, mean: float) -> np.ndarray:
-    """Return 1 / (1 + exp(−log_odds − b)) for the b that gives it this mean."""
+def _frequency(given: np.ndarray, num_classes: int) -> np.ndarray:
+    """Return the share of each label, float64 [C]."""
+    return np.bincount(given, minlength=num_classes) / len(given)
+
+
+def _prior_rows(counts: np.ndarray, given: np.ndarray) -> np.ndarray:
+    """Return `PRIOR_ROWS` rows of each class with labels as wrong as those that are counted, and these as frequent."""
+    wrong = 1 - float(np.trace(counts)) / float(counts.sum())
+    return PRIOR_ROWS * (wrong * _frequency(given, len(counts)) + (1 - wrong) * np.eye(len(counts)))
+
+
+def _highest_score(belief: np.ndarray, given: np.ndarray, estimate: _Share) -> np.ndarray:
+    """Return WRONG for labels of rare classes that are as probably right as wrong, and 1 for all others."""
+    transition = rows_of_counts(estimate.counts)
+    np.fill_diagonal(transition, 0.0)
+    rare = _frequency(given, len(transition)) * len(transition) < RARE
+    rows = np.flatnonzero(rare[given])
+    labelled = belief[rows, given[rows]]
+    wrongly = np.einsum("nc,nc->n", belief[rows], transition.T[given[rows]])
+    highest = np.ones(len(given))
+    highest[rows[wrongly <= WRONG * labelled]] = WRONG
+    return highest
+
+
+def _probability(log_odds: np.ndarray, mean: float, highest: np.ndarray | float = 1.0) -> np.ndarray:
+    """Return 1 / (1 + exp(−log_odds − b)), at most `highest`, for the b that gives it this mean."""
     low, high = -LARGEST_SHIFT, LARGEST_SHIFT
     for _ in range(60):
         shift = (low + high) / 2
-        score = 1 / (1 + np.exp(-np.clip(log_odds + shift, -LARGEST_SHIFT, LARGEST_SHIFT)))
+        score = np.minimum(1 / (1 + np.exp(-np.clip(log_odds + shift, -LARGEST_SHIFT, LARGEST_SHIFT))), highest)
         low, high = (low, shift) if score.mean() > mean else (shift, high)
     return score
 
