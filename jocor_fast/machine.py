@@ -60,6 +60,20 @@ def is_main_process() -> bool:
 
 
 @contextlib.contextmanager
+def own_threads(number: int | None) -> Iterator[None]:
+    """Let torch use so many threads on the CPU; None: as many as before."""
+    import torch
+
+    before = torch.get_num_threads()
+    if number is not None:
+        torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextlib.contextmanager
 def seeded_generators(seed: int, device: torch.device) -> Iterator[None]:
     """Seed torch's global generators, on the CPU and on the run's device, and restore them afterwards.
 

@@ -64,6 +64,7 @@ def train(
     class_names: Sequence[str] | None = None,
     max_batches: int | None = None,
     beta1_after: float | None = None,
+    threads: int | None = None,
     **method_options: Any,
 ) -> Run:
     """Train networks on noisily labelled data (paper, algorithm 1, for method "jocor").
@@ -133,6 +134,8 @@ def train(
         max_batches: train on at most so many batches an epoch; None: all whole ones (recipe "published": 401).
         beta1_after: Adam's β1, in [0, 1), from epoch 0.4 · epochs on, where the learning rate begins to fall; None: 0.9
             as before (recipe "published": 0.1).
+        threads: on the CPU. None: those that torch has (`torch.get_num_threads()`), or one for the steps while that is
+            faster, as on cores that other programs use, and where it changes no bit of the result.
         method_options: further options of the method, by their names in `METHODS[method].options`.
 
     Returns:
@@ -162,6 +165,7 @@ def train(
         selection_per_class=selection_per_class,
         max_batches=max_batches,
         beta1_after=beta1_after,
+        threads=threads,
         method_options=method_options,
     )
     if on_epoch is not None and not callable(on_epoch):
@@ -211,6 +215,9 @@ def train(
 
 
 class _Logged(Observer):
+    def on_threads(self, sentence: str) -> None:
+        _LOGGER.info("%s", sentence)
+
     def on_epoch(self, event: EpochEvent) -> None:
         if _LOGGER.isEnabledFor(logging.INFO):
             from jocor_fast.report.screen import epoch_line  # whose import takes longer than the first steps

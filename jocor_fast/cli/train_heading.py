@@ -50,6 +50,8 @@ def print_heading(
     lines["network"] = f"{networks} on {device}, weights {weights}"
     if task.dataset.files is not None:
         lines["images"] = _images_text(config, task.dataset.files.preprocessing)
+    if device.type == "cpu":
+        lines["threads"] = _threads_text(config, processes)
     lines["kernels"] = "compiled" if why_plain(device.type) is None else "none compiled: losses in plain PyTorch"
     lines["batch"] = f"{training.batch_size} ({config.origin('batch_size')})"
     if processes.count > 1:
@@ -66,6 +68,14 @@ def print_heading(
         lines["training"] += f", in {len(method.stages)} stages: {'; '.join(method.stages)}"
     lines["output"] = config.output
     say_subjects(console, lines)
+
+
+def _threads_text(config: Config, processes: Processes) -> str:
+    if config.training.threads is not None:
+        return f"{config.training.threads} ({config.origin('threads')})"
+    number = torch.get_num_threads()
+    either = number > 1 and processes.count == 1
+    return f"{number}, or one for a step where that is faster and changes no bit" if either else str(number)
 
 
 def _rate_text(config: Config) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from jocor_fast.engine.epoch_log import EpochLog
-from jocor_fast.report.screen import TrainingProgress
+from jocor_fast.report.screen import TrainingProgress, say
 from jocor_fast.report.tensorboard import TensorBoardLog
 from jocor_fast.runs.fit import EpochEvent, Observer
 
@@ -15,6 +15,9 @@ class Shown(Observer):
         self.progress, self.board = progress, board
         self._waited = 0.0  # in the epoch under way
         self.on_stage = progress.on_stage  # type: ignore[method-assign]
+
+    def on_threads(self, sentence: str) -> None:
+        say(self.progress.console, sentence)
 
     def on_step(self, epoch: int, log: EpochLog) -> None:
         if log.waited:

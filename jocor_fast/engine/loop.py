@@ -34,6 +34,9 @@ class Observer:
     def on_stage(self, stage: str) -> None:
         """Learn what a stage is before it begins, of a method that has several."""
 
+    def on_threads(self, sentence: str) -> None:
+        """Learn with how many threads the steps are made from here on."""
+
     def on_step(self, epoch: int, log: EpochLog) -> None:
         """Learn that a step is done (on a GPU: several that were launched together)."""
 
@@ -69,10 +72,11 @@ def train(state: TrainingState, epochs: Iterable[int], observer: Observer) -> Fa
             else:
                 samples, stored = _next(batches, state, log)
                 labels = state.labels.index_select(0, samples)
-                outcome = state.step(stored, labels, rates, state.history.ranks_of(samples), samples)
+                outcome = state.threads(stored, labels, rates, state.history.ranks_of(samples), samples)
                 log.record(outcome)
                 state.history.note(samples, labels, outcome)
             observer.on_step(epoch, log)
+        state.threads.rest()
         state.history.record_noted()
         log.seconds += _seconds_since(started, state.device)
         line, fault = evaluate_epoch(state, plan, log)

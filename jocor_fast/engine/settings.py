@@ -57,6 +57,10 @@ def device_name(device: str | torch.device) -> str:
     return name
 
 
+def _threads(name: str, value: Any) -> int | None:
+    return None if value is None else arguments.at_least(name, value, 1)
+
+
 def _smoothing(name: str, value: Any) -> float:
     return arguments.check_label_smoothing(value)
 
@@ -84,6 +88,10 @@ def _no_decay(run: Any, processes: int) -> str | None:
 
 def _no_adam(run: Any, processes: int) -> str | None:
     return None if run.training.optimizer == "adam" else f"--optimizer {run.training.optimizer} has no β1"
+
+
+def _on_gpu(run: Any, processes: int) -> str | None:
+    return "the run is on a GPU" if run.training.device.startswith("cuda") else None
 
 
 def _alone(run: Any, processes: int) -> str | None:
@@ -195,6 +203,10 @@ class TrainSettings:
     compile: bool = option(
         False, MACHINE, "", "compile the networks with torch.compile", check=arguments.check_switch,
         why="not compiled; compiling takes a minute",
+    )
+    threads: int | None = option(
+        None, MACHINE, "N", "threads on the CPU", check=_threads, idle=_on_gpu,
+        why="those that OMP_NUM_THREADS or the cores allow, or one for a step where that is faster and changes no bit",
     )
     selection_scope: str = option(
         "process", TOGETHER, "SCOPE",

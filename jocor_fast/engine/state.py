@@ -20,6 +20,7 @@ from jocor_fast.engine.plan import DeviceRates, EpochPlan, StepRates, plan_epoch
 from jocor_fast.engine.processes import ALONE, Processes
 from jocor_fast.engine.settings import ADAPTIVE, BALANCED, TrainSettings
 from jocor_fast.engine.step import TrainingStep
+from jocor_fast.engine.threads import StepThreads
 from jocor_fast.errors import ArgumentValueError
 from jocor_fast.methods import METHODS
 
@@ -65,6 +66,7 @@ class TrainingState:
         method.start(self.labels, self.classes)
         self.step = TrainingStep(settings, method, self.networks, self.source, device, self.generator, processes)
         self.step.class_weights = self._class_weights()
+        self.threads = StepThreads(self.step, self.networks)
         adaptive = settings.forget_rate == ADAPTIVE and method.selects
         self.forget_rate = AdaptiveForgetRate(settings.ramp_epochs) if adaptive else None
         self.history = SampleHistory(self.labels, len(self.networks), ranked=self.step.per_class, certainties=adaptive)
@@ -266,6 +268,7 @@ class TrainingState:
 
     def release(self) -> None:
         """Hand the networks back: ordinary modules, in evaluation mode, without gradients."""
+        self.threads.rest()
         self.step.group.release()
         for network in self.networks:
             network.eval()

@@ -22,7 +22,7 @@ from jocor_fast.engine.processes import ALONE, Processes
 from jocor_fast.engine.settings import TrainSettings, options_before
 from jocor_fast.engine.state import TrainingState
 from jocor_fast.files.names import CONFIG, FIRST_STAGE, read_json
-from jocor_fast.machine import derived_seed, own_modes, resolve_device, seed_generators, seeded_generators
+from jocor_fast.machine import derived_seed, own_modes, own_threads, resolve_device, seed_generators, seeded_generators
 from jocor_fast.methods import METHODS
 from jocor_fast.runs.recorder import Recorder, Recording, Run, checksum
 
@@ -107,7 +107,7 @@ def fit(
         recorder.on_stage(f"second stage: {method.stages[1]}")
         return estimated.to(device)
 
-    with own_modes(device), seeded_generators(settings.seed, device):
+    with own_modes(device), own_threads(settings.threads), seeded_generators(settings.seed, device):
         modules = build_networks(networks, method.num_networks, settings.method, device)
         if not processes.first:  # dropout masks of its own
             seed_generators(derived_seed(settings.seed, 3, processes.rank), device)
@@ -115,6 +115,7 @@ def fit(
         state = TrainingState(settings, modules, train, test, val, device, processes)
         try:
             recorder = Recorder(recording, state, train, observers)
+            state.threads.on_choice = recorder.on_threads
             with recorder.recording_run() as finished:
                 if finished is not None:
                     return finished

@@ -159,6 +159,10 @@ class Recorder(Observer):
         for observer in self.observers:
             observer.on_stage(stage)
 
+    def on_threads(self, sentence: str) -> None:
+        for observer in self.observers:
+            observer.on_threads(sentence)
+
     def on_step(self, epoch: int, log: EpochLog) -> None:
         for observer in self.observers:
             observer.on_step(epoch, log)
@@ -362,6 +366,7 @@ class Recorder(Observer):
                 **describe_environment(state.device),
                 "processes": state.processes.count,
                 "steps": state.how_steps_run,
+                "step_threads": state.threads.chosen,
             },
             **({} if fault is None else {"diverged": asdict(fault)}),
             **state.step.method.summary(),

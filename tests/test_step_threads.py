@@ -1,0 +1,132 @@
+"""Threads of training steps: chosen by time where that changes no bit, or fixed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import jocor_fast as jf
+from jocor_fast.engine import threads
+from jocor_fast.engine.plan import StepRates
+from jocor_fast.engine.processes import ALONE
+from jocor_fast.engine.threads import StepThreads
+from jocor_fast.methods import Keep, StepLoss
+from jocor_fast.models.networks import mlp
+
+
+@pytest.fixture(autouse=True)
+def two_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+class Step:
+    """A step that takes as long as `seconds` says of the number of threads, and adds `adds` of it to a parameter."""
+
+    def __init__(self, *, adds: bool = False, number: int | None = None) -> None:
+        self.seconds = {1: 1e-3, 2: 3e-3}
+        self.now, self.adds, self.made = 0.0, adds, list[int]()
+        self.parameter = nn.Parameter(torch.zeros(3))
+        self.settings = SimpleNamespace(threads=number, optimizer="adam")
+        self.device, self.processes, self.loss_scale = torch.device("cpu"), ALONE, None
+        self.group = SimpleNamespace(parameters=[self.parameter])
+        self.optimizer = SimpleNamespace(state_dict=lambda: {"moments": [torch.zeros(3)]})
+        self.method = SimpleNamespace(state={})
+        self.generator = torch.Generator().manual_seed(0)
+
+    def __call__(self, *batch: Any) -> StepLoss:
+        number = torch.get_num_threads()
+        self.made.append(number)
+        self.now += self.seconds[number]
+        with torch.no_grad():
+            self.parameter += number if self.adds else torch.rand(3, generator=self.generator)
+        return StepLoss(torch.tensor(0.0), (), torch.tensor(0), torch.zeros(2))
+
+
+def made(step: Step, count: int, chosen: StepThreads, num_keep: int = 2) -> set[int]:
+    """Make steps and return with how many threads the last ones were made."""
+    rates = StepRates(0.1, 0.9, Keep(num_keep, 0.0))
+    for _ in range(count):
+        chosen(torch.zeros(2, 3), torch.zeros(2), rates, None, None)
+    return set(step.made[-20:])
+
+
+def threads_of(step: Step, told: list[str]) -> StepThreads:
+    chosen = StepThreads(step, [], clock=lambda: step.now)  # type: ignore[arg-type]
+    chosen.on_choice = told.append
+    return chosen
+
+
+def test_the_faster_number_is_taken_and_looked_for_again() -> None:
+    step, told = Step(), list[str]()
+    chosen = threads_of(step, told)
+    assert made(step, 200, chosen) == {1}
+    assert told == ["a step takes 1 ms with one thread and 3 ms with 2: one from here on"]
+    step.seconds = {1: 1e-3, 2: 5e-4}
+    assert made(step, int(threads.PERIOD_SECONDS / 1e-3) + 300, chosen) == {2}
+    assert told[1:] == ["a step takes 1 ms with one thread and 0.5 ms with 2: 2 from here on"]
+    chosen.rest()
+    assert torch.get_num_threads() == 2
+
+
+def test_a_small_gain_changes_nothing() -> None:
+    step, told = Step(), list[str]()
+    step.seconds = {1: 0.95e-3, 2: 1e-3}
+    assert made(step, 300, threads_of(step, told)) == {2}
+    assert len(told) == 1
+
+
+def test_steps_whose_bits_depend_on_the_number_keep_all_threads() -> None:
+    step, told = Step(adds=True), list[str]()
+    assert made(step, 300, threads_of(step, told)) == {2}
+    assert told == []
+    assert step.parameter.tolist() == [600.0] * 3  # the trial left the step of both threads, once
+
+
+def test_a_trial_counts_as_one_step_and_comes_again_for_another_number_of_rows() -> None:
+    step, alone = Step(), Step()
+    chosen = threads_of(step, [])
+    made(step, 5, chosen)
+    made(step, 5, chosen, num_keep=1)
+    assert len(step.made) == 10 + 2
+    for _ in range(10):
+        alone()
+    assert torch.equal(step.parameter, alone.parameter)
+
+
+def test_a_number_that_is_given_is_kept() -> None:
+    step = Step(number=2)
+    assert made(step, 100, threads_of(step, [])) == {2}
+    assert len(step.made) == 100
+
+
+def trained(number: int | None) -> tuple[list[Tensor], dict[str, Any]]:
+    generator = np.random.default_rng(0)
+    data = generator.integers(0, 256, (256, 1, 8, 8), dtype=np.uint8), generator.integers(0, 4, 256)
+    run = jf.train(
+        lambda: mlp(64, 4), data, forget_rate=0.4, ramp_epochs=2, epochs=3, batch_size=32, device="cpu", threads=number
+    )
+    return [value for network in run.networks for value in network.state_dict().values()], run.summary["environment"]
+
+
+def test_a_run_has_the_same_bits_whatever_is_chosen_and_puts_torchs_threads_back() -> None:
+    one, environment = trained(1)
+    assert (environment["threads"], environment["step_threads"]) == (1, 1)
+    assert torch.get_num_threads() == 2
+    chosen, environment = trained(None)
+    assert environment["threads"] == 2
+    assert torch.get_num_threads() == 2
+    assert all(map(torch.equal, one, chosen))
+
+
+def test_a_number_of_threads_must_be_at_least_one() -> None:
+    with pytest.raises(ValueError, match="threads must be at least 1, got 0"):
+        trained(0)
