@@ -265,6 +265,18 @@ def test_ctrl_c_while_the_package_is_imported_says_so_without_a_traceback(
     assert (child.returncode, child.stdout, child.stderr) == (code, "", f"jocor-fast: error: {said}\n")
 
 
+def test_sigterm_ends_a_command_that_does_not_answer_it_itself_in_a_sentence() -> None:
+    """As `features`, or `train` while it reads its data."""
+    code = (
+        "import os, signal, sys\nfrom jocor_fast.cli import features, main\n"
+        "features.run = lambda arguments, console: os.kill(os.getpid(), signal.SIGTERM)\n"
+        "code = main(['features'])\nassert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL\nsys.exit(code)"
+    )
+    child = python("-c", code)
+    said = "jocor-fast: error: stopped by SIGTERM; use --resume to continue\n"
+    assert (child.returncode, child.stdout, child.stderr) == (143, "", said)
+
+
 @pytest.mark.parametrize("command", list(COMMANDS))
 def test_every_command_prints_how_long_it_has_worked(
     command: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]

@@ -13,13 +13,15 @@ import io
 import os
 import re
 import shutil
+import signal
 import sys
 import textwrap
+import threading
 import time
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import ModuleType
+from types import FrameType, ModuleType
 from typing import Any, NoReturn
 
 from rich.console import Console
@@ -98,7 +100,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         console = _Console(highlight=False, markup=False, stderr=command is predict)
         started = time.monotonic()
         beat = Heartbeat(console, lambda: f"{parsed.command}: {duration(time.monotonic() - started)} so far")
-        with _own_warnings_in_one_line(), beat:
+        with _own_warnings_in_one_line(), _sigterm_as_exit(), beat:
             code: int = command.run(parsed, console)
         return code
     except FailedElsewhere as error:
@@ -259,6 +261,25 @@ def _own_warnings_in_one_line() -> Iterator[None]:
     with warnings.catch_warnings():
         others, warnings.showwarning = warnings.showwarning, show  # type: ignore[assignment]
         yield
+
+
+@contextlib.contextmanager
+def _sigterm_as_exit() -> Iterator[None]:
+    """End a command by SystemExit on SIGTERM, where nothing else answers it, such as a run that first saves."""
+
+    def leave(number: int, frame: FrameType | None) -> NoReturn:
+        raise SystemExit(TERMINATED)
+
+    caught = (
+        threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    )
+    if caught:
+        signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        if caught:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _parsed(arguments: list[str]) -> argparse.Namespace:
