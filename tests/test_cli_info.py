@@ -28,6 +28,7 @@ def test_info_names_the_build_the_versions_and_the_device(capsys: pytest.Capture
     assert (f"CUDA: toolkit {build['cuda']}" if build["cuda"] else f"CUDA: none, {build['reason']}") in text
     assert f"torch       {torch.__version__}" in text
     assert "--device auto is " in text
+    assert "docs        the folder docs of the source" in text
     for name in ("numpy", "scikit-learn", "scipy", "tensorboard", "lightning", "cleanlab"):
         assert f"{name} " in text
 

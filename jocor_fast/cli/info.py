@@ -72,6 +72,7 @@ def _lines(data_root: str | None) -> Iterator[tuple[str, str]]:
         yield "", f"{module} {_importable(module, distributions)}"
     yield "packages", ", ".join(f"{name} {_version(name) or 'is missing'}" for name in NEEDED)
     yield "optional", ", ".join(f"{name} {_version(name) or '(not installed)'}" for name in OPTIONAL)
+    yield "docs", "the folder docs of the source; `make docs` there makes a site of it"
     try:
         root = str(data_root if data_root is not None else default_root())
     except DataError as error:

@@ -78,7 +78,10 @@ first steps
   {PROGRAM} train --noise-rate 0.5
              one such run
   {PROGRAM} train --dataset npz:FILE --labels labels.csv --forget-rate 0.3
-             your own data and labels, about 30 % of them wrong"""
+             your own data and labels, about 30 % of them wrong
+
+documentation
+  the folder docs of the source; `make docs` there makes a site of it"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

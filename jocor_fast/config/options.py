@@ -83,7 +83,11 @@ class RunOptions:
         idle=_clean_anyway,
     )
     noise: str | None = option(
-        None, NOISE, "KIND", "kind of noise", choices=NOISE_KINDS, why="symmetric with --noise-rate, else clean"
+        None, NOISE, "KIND",
+        "kind of noise, which turns labels into any other class (symmetric), any class (symmetric-inclusive), the next "
+        "class (pairflip), or a similar one by the paper's list for mnist, cifar10 and cifar100 (asymmetric; "
+        "asymmetric-published: by the code's)",
+        choices=NOISE_KINDS, why="symmetric with --noise-rate, else clean",
     )
     noise_rate: float | None = option(
         None, NOISE, "R", "share of labels to flip, in [0, 1); asymmetric noise flips labels of some classes only"
