@@ -23,7 +23,7 @@ help:
 	@echo "make train    JoCoR against plain training on digits with half of the labels wrong: a table and curves"
 	@echo "make test     the test suite"
 	@echo "make test-plain  the tests of public behaviour without the compiled kernels"
-	@echo "make docs     the API's pages from its docstrings, which are checked first: build/docs/index.html"
+	@echo "make docs     the documentation as a site: build/docs/index.html"
 	@echo "make bench    loss and training step by pytest-benchmark, on a GPU if any: benchmarks/results/bench_loss.json, .md, .png"
 	@echo "              and bench_step.md"
 	@echo "make compare  the loss against its contenders, each at its best setting: benchmarks/results/loss_cpu.json and .md,"
@@ -40,18 +40,16 @@ train: $(VENV)/.package
 test: $(VENV)/.test $(VENV)/.package
 	OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest tests -n 2 --dist loadfile --no-loadscope-reorder --benchmark-disable
 
-# A warning of pdoc's is a broken docstring, but for annotations of a NamedTuple, which only its own module can resolve.
 # The tests of public functions once more with the compiled kernels hidden: what is "compiled" is then the reference.
 test-plain: $(VENV)/.test $(VENV)/.package
 	JOCOR_FAST_BUILD=none OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest tests/test_loss_values.py tests/test_loss_edges.py \
 		tests/test_selection.py tests/test_exchange_losses.py tests/test_forward_correction.py tests/test_num_keep.py \
 		-n 2 --benchmark-disable -k compiled
 
-docs: $(VENV)/.test $(VENV)/.dev $(VENV)/.package
-	$(BIN)/python -m pytest --quiet tests/test_docstrings.py
-	$(BIN)/python -W error::UserWarning -W "ignore:Error parsing type annotation ForwardRef:UserWarning" -m pdoc \
-		--docformat google --math --no-show-source --output-directory build/docs \
-		jocor_fast '!jocor_fast\.(?!(noise|reference|schedules)$$)'
+# Without a network. A warning, such as a link that leads nowhere, is an error.
+docs: $(VENV)/.docs $(VENV)/.package
+	$(BIN)/python -m sphinx --quiet --fresh-env --fail-on-warning --keep-going --doctree-dir build/doctrees docs build/docs
+	@echo "build/docs/index.html"
 
 bench: $(VENV)/.test $(VENV)/.package
 	@mkdir -p benchmarks/results
@@ -84,8 +82,8 @@ clean:
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The stamps. .torch: what the build imports; .package: the extension and the package, in place; .test: the same with
-# what the tests need on top, so that a first `make test` builds once; .dev: the linters. pip hides what setup.py
-# prints, so the decision is shown from the file in which the build keeps it.
+# what the tests need on top, so that a first `make test` builds once; .dev: the linters; .docs: what makes the
+# site. pip hides what setup.py prints, so the decision is shown from the file in which the build keeps it.
 
 define INSTALL
 PYTHONWARNINGS=ignore $(PIP) --quiet --no-build-isolation --editable '.$(1)'
@@ -105,6 +103,10 @@ $(VENV)/.test: pyproject.toml | $(VENV)/.torch
 
 $(VENV)/.dev: pyproject.toml | $(VENV)/.torch
 	$(PIP) --quiet --group dev
+	@touch $@
+
+$(VENV)/.docs: pyproject.toml | $(VENV)/.torch
+	$(PIP) --quiet --group docs
 	@touch $@
 
 $(VENV)/.package: $(EXTENSION_SOURCES) | $(VENV)/.torch

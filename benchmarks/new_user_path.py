@@ -38,10 +38,10 @@ STEPS = {
 
 
 def readme_commands(section: str) -> list[str]:
-    """The command lines of the first block without a language in a section of the README."""
+    """The command lines of the first block of commands in a section of the README."""
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     (text,) = re.findall(rf"^## {re.escape(section)}\n(.*?)(?=^## )", readme, re.DOTALL | re.MULTILINE)
-    block = re.search(r"^```\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    block = re.search(r"^```sh\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
     assert block is not None, f"the README's section {section!r} has no commands"
     return block[1].splitlines()
 

@@ -1,30 +1,31 @@
-"""The Python of README and docs/ runs as it stands there, and their links lead to files that exist."""
+"""README and docs/: every block of code and every command runs as it stands there, and links lead to what exists."""
 
 from __future__ import annotations
 
 import re
 import shlex
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from PIL import Image
 
 import jocor_fast as jf
 from engine_cases import blobs, small_tanh
-from jocor_fast.cli.program import main
+from jocor_fast.cli.program import COMMANDS, main
+from jocor_fast.paper.plan import StepTimes
+from page_blocks import LANGUAGES, ROOT, Session, blocks_of, check
 
-ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
-import new_user_path  # noqa: E402
+import new_user_path
 
-PAGES = {path: path.read_text(encoding="utf-8") for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))}
-EXAMPLES = [
-    pytest.param(example, id=f"{path.stem}-{number}")
-    for path, text in PAGES.items()
-    for number, example in enumerate(re.findall(r"```python\n(.*?)```", text, re.DOTALL), start=1)
-]
+SITE = sorted(path for path in (ROOT / "docs").rglob("*.md") if (ROOT / "docs" / "results") not in path.parents)
+FILES = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *SITE)
+PAGES = {path: path.read_text(encoding="utf-8") for path in FILES}
 PROSE = {path: re.sub(r"```.*?```", "", text, flags=re.DOTALL) for path, text in PAGES.items()}
 TESTS = [
     (test, path.parent / file)
@@ -40,24 +41,87 @@ RESULTS = ROOT / "benchmarks" / "results"
 RESULT_LINKS = set(re.findall(r"\]\(([^)]+)\)", (RESULTS / "README.md").read_text(encoding="utf-8")))
 
 
-def test_the_readme_has_the_loop_and_the_trainer() -> None:
-    assert len(re.findall("jf.jocor_loss\\(|jf.train\\(", PAGES[ROOT / "README.md"])) == 2
+def test_the_readme_has_the_two_commands_and_the_loop() -> None:
+    commands = [
+        command
+        for block in blocks_of(PAGES[ROOT / "README.md"])
+        if block.language == "sh"
+        for command in block.commands
+    ]
+    assert [command for command in commands if command.startswith("make ")] == ["make train", "make test"]
+    assert len(re.findall("jf.jocor_loss\\(", PAGES[ROOT / "README.md"])) == 1
 
 
 def test_the_readme_stays_short() -> None:
     assert len(PAGES[ROOT / "README.md"].splitlines()) <= 180
 
 
-@pytest.mark.parametrize("example", EXAMPLES)
-def test_an_example_runs(example: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for package in ("lightning", "transformers"):
-        if f"import {package}" in example:
-            pytest.importorskip(package, reason=f"{package} is not installed")
-    monkeypatch.chdir(tmp_path)
-    names: dict[str, object] = {}
-    exec(compile(example, "an example", "exec"), names)
-    assert "jf" in names
-    assert names.get("share", 1.0) >= 0.9  # of the wrong among what an example drops
+@pytest.fixture
+def session(
+    in_an_empty_folder: Path, runs_in_this_process: object, curves_at_once: None, monkeypatch: pytest.MonkeyPatch
+) -> Session:
+    """What pages name is in the current folder: class folders of images, a network's weights, arrays, labels."""
+    monkeypatch.setattr(StepTimes, "_measured", lambda *arguments: (0.01, 0.0001))  # a plan needs seconds for it
+    generator = np.random.default_rng(0)
+    labels = np.arange(48) % 2
+    for number, label in enumerate(labels):
+        folder = Path("photos", ("cat", "dog")[label])
+        folder.mkdir(parents=True, exist_ok=True)
+        pixels = generator.integers(0, 100, (40, 48, 3)) + 120 * label
+        Image.fromarray(pixels.astype(np.uint8)).save(folder / f"{number:02}.jpg")
+    inputs = (generator.integers(0, 60, (200, 8)) + 90 * (np.arange(200) % 2)[:, None]).astype(np.uint8)
+    np.savez("data.npz", x_train=inputs, y_train=np.arange(200) % 2)
+    np.save("embeddings.npy", inputs.astype(np.float32))
+    Path("labels.csv").write_text("id,label\n" + "".join(f"{i},{i % 2}\n" for i in range(200)), encoding="utf-8")
+    return Session()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_the_blocks_of_a_page_run(page: Path, session: Session) -> None:
+    blocks = blocks_of(PAGES[page])
+    assert {block.language for block in blocks} <= set(LANGUAGES)
+    if any("resnet18.pt" in block.text for block in blocks):
+        torchvision = pytest.importorskip("torchvision", reason="torchvision is not installed")
+        torch.save(torchvision.models.resnet18().state_dict(), "resnet18.pt")
+    missing = set()
+    for block in blocks:
+        absent = {
+            name for name in ("lightning", "transformers") if f"import {name}" in block.text and not find_spec(name)
+        }
+        missing |= absent
+        if not absent:
+            session.run(block)
+            assert session.names.get("share", 1.0) >= 0.9  # of the wrong among what an example drops
+    if missing:
+        pytest.skip(f"{' and '.join(sorted(missing))} not installed: all blocks ran but theirs")
+
+
+@pytest.mark.parametrize("page", SITE, ids=lambda page: str(page.relative_to(ROOT / "docs")))
+def test_a_page_has_an_example(page: Path) -> None:
+    included = re.findall(r"^```{include} (\S+)", PAGES[page], re.MULTILINE)
+    if included == ["../CHANGELOG.md"]:
+        return
+    text = "".join(PAGES[page.parent.joinpath(name).resolve()] for name in included) or PAGES[page]
+    assert any(block.language in ("python", "sh") for block in blocks_of(text))
+
+
+def test_every_command_has_a_page() -> None:
+    pages = {path.stem: PAGES[path] for path in SITE if path.parent.name == "commands"}
+    assert set(pages) == set(COMMANDS)
+    assert all(f".. command-options:: {name}\n" in text for name, text in pages.items())
+
+
+def test_every_public_name_has_a_place() -> None:
+    text = "".join(PAGES[path] for path in SITE if path.parent.name == "api")
+    places = re.findall(r"^\.\. auto(?:function|class|module):: (?:jocor_fast\.)?(?:\w+\.)*(\w+)", text, re.MULTILINE)
+    assert sorted(name for name in places if name in jf.__all__) == sorted(jf.__all__)
+
+
+def test_what_a_page_leaves_unrun_is_noticed_where_it_is_wrong() -> None:
+    for wrong in ("make tset", "jocor-fast train --epoch 1", "python benchmarks/none.py", "rm -r /"):
+        with pytest.raises(AssertionError):
+            check(wrong)
+    check("CC=gcc make test MAX_JOBS=2")
 
 
 def test_the_way_of_a_new_user_is_that_of_the_readme(
