@@ -43,8 +43,8 @@ test: $(VENV)/.test $(VENV)/.package
 # The tests of public functions once more with the compiled kernels hidden: what is "compiled" is then the reference.
 test-plain: $(VENV)/.test $(VENV)/.package
 	JOCOR_FAST_BUILD=none OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest tests/test_loss_values.py tests/test_loss_edges.py \
-		tests/test_selection.py tests/test_exchange_losses.py tests/test_forward_correction.py tests/test_num_keep.py \
-		-n 2 --benchmark-disable -k compiled
+		tests/test_selection.py tests/test_exchange_losses.py tests/test_forward_correction.py tests/test_robust_losses.py \
+		tests/test_num_keep.py -n 2 --benchmark-disable -k compiled
 
 # Without a network. A warning, such as a link that leads nowhere, is an error.
 docs: $(VENV)/.docs $(VENV)/.package

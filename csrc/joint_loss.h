@@ -42,6 +42,7 @@ enum RowState : uint8_t {
   kIneligible = 0,                    // its label is ignore_index
   kEligible = 1,                      // it is not
   kEligibleAndPredictionsDiffer = 2,  // and, where asked, the arg-maxes of z1 and z2 differ (the lowest on ties)
+  kEligibleAndInSieve = 2,            // of a robust loss: and, where asked, in its sieve, or its loss is not finite
 };
 
 // Step 1, every row: the loss and what the gradient needs again. A label outside [0, classes) that is not ignored
@@ -100,11 +101,15 @@ struct GradientParams {
   void* grad2;
 };
 
-// Forward correction: one logit matrix, as those of a pair, and no selection. On the CPU only.
-struct CorrectedLogits : LabelledRows {
+// One logit matrix, as those of a pair.
+struct Logits : LabelledRows {
   LogitType type;
   const void* logits;
   int64_t row_stride;
+};
+
+// Forward correction, without a selection. On the CPU only.
+struct CorrectedLogits : Logits {
   const void* log_transition_t;  // real [classes, classes], contiguous: row y holds log T[:, y]
 };
 
@@ -124,6 +129,27 @@ struct CorrectedGradientParams {
   void* grad;  // logit type, contiguous [rows, classes]
 };
 
+// A robust loss of one network: step 1, as RowParams. The selection is step 2's.
+struct RobustRowParams {
+  Logits logits;
+  RobustSettings settings;
+  void* per_sample;    // real [rows]; 0 for ignored rows
+  void* statistics;    // RobustStatistics<real> [rows]
+  uint8_t* row_state;  // RowState [rows], or null
+  bool sieve;          // row_state tells which rows the sieve keeps
+};
+
+// Step 3, as GradientParams. The statistics tell all that it needs of the loss.
+struct RobustGradientParams {
+  Logits logits;
+  const void* statistics;   // RobustStatistics<real> [rows]
+  const void* grad_output;  // real; grad_stride 0: one number for all rows
+  int64_t grad_stride;
+  const uint8_t* selected;      // bool [rows], or null: all that are not ignored
+  const int64_t* num_selected;  // or null: 1
+  void* grad;                   // logit type, contiguous [rows, classes]
+};
+
 namespace cpu {
 
 constexpr int64_t kNoBadLabel = -1;
@@ -133,6 +159,8 @@ int64_t row_losses(const RowParams& params, int64_t begin, int64_t end);
 void row_gradients(const GradientParams& params, int64_t begin, int64_t end);
 int64_t corrected_losses(const CorrectedRowParams& params, int64_t begin, int64_t end);
 void corrected_gradients(const CorrectedGradientParams& params, int64_t begin, int64_t end);
+int64_t robust_losses(const RobustRowParams& params, int64_t begin, int64_t end);
+void robust_gradients(const RobustGradientParams& params, int64_t begin, int64_t end);
 void select_small_loss(const SelectionParams& params);
 const char* instruction_set();                // the one in use: "avx512", "avx2" or "portable"
 std::vector<const char*> instruction_sets();  // those compiled in
@@ -148,6 +176,9 @@ const char* row_losses(const RowParams& params, void* stream);
 const char* select_small_loss(const SelectionParams& params, void* stream);
 const char* row_losses_and_selection(const RowParams& rows, const SelectionParams& selection, void* stream);
 const char* row_gradients(const GradientParams& params, void* stream);
+const char* robust_losses(const RobustRowParams& params, void* stream);
+const char* robust_losses_and_selection(const RobustRowParams& rows, const SelectionParams& selection, void* stream);
+const char* robust_gradients(const RobustGradientParams& params, void* stream);
 
 }  // namespace cuda
 #endif

@@ -101,6 +101,97 @@ JF_INLINE Real corrected_loss(const CorrectedStatistics<Real>& row) {
   return impossible ? Real(INFINITY) : row.log_sum - (row.top + row.log_top_sum);
 }
 
+// The losses of one network that resist wrong labels, of three numbers of a row: n = -log p_y, the number C of classes
+// that are not masked (logit -inf), and S = -sum_c log p_c over those. With A = dl/dn and B = dl/dS, and R = 4 log 10
+// (1 - p_y), which is the cross-entropy of the prediction with the label's one-hot, whose log 0 is read as log 1e-4:
+//
+//   dl/dz_j = A (p_j - [j = y]) + B (C p_j - [j is not masked])
+//
+//   gce      l = (1 - p_y^a) / a      A = p_y^a                            (Zhang and Sabuncu, NeurIPS 2018)
+//   sce      l = a n + b R            A = a + b 4 log 10 p_y               (Wang et al., ICCV 2019)
+//   nce_rce  l = a n / S + b R        the same with a / S; B = -a n / S^2  (Ma et al., ICML 2020)
+//   cores    l = n - b S / C          A = 1; B = -b / C                    (Cheng et al., ICLR 2021)
+enum class RobustKind : uint8_t { gce, sce, nce_rce, cores };
+constexpr int kRobustKinds = 4;
+
+struct RobustSettings {
+  RobustKind kind;
+  double a, b;
+};
+
+// What the gradient needs again; log_sum is NaN where the loss is not finite.
+template <class T>
+struct alignas(4 * sizeof(T)) RobustStatistics {
+  T log_sum, scale, label, unmasked;  // log sum_j exp(z_j - max), A + B C, A, B
+};
+
+// 1 - exp(x) for x <= 0, of `power` = exp(x): where that is near 1 the difference has the rounding of `power`, and so
+// has its logarithm, which takes it out again (Kahan).
+template <class Real, class Logarithm>
+JF_INLINE Real complement(Real x, Real power, Logarithm logarithm) {
+  const Real difference = Real(1) - power;
+  if (difference == Real(0)) return -x;
+  return difference == Real(1) ? difference : difference * (x / logarithm(power));
+}
+
+template <class Real>
+struct RobustRow {
+  Real loss;
+  RobustStatistics<Real> statistics;
+  bool in_sieve;  // n <= S / C: the label is at least as probable as the geometric mean of all classes
+};
+
+template <class Real>
+struct RobustLoss {
+  static constexpr Real kReverse = Real(9.210340371976184);  // -log 1e-4
+
+  RobustKind kind;
+  Real a, b;
+
+  JF_INLINE explicit RobustLoss(const RobustSettings& settings)
+      : kind(settings.kind), a(static_cast<Real>(settings.a)), b(static_cast<Real>(settings.b)) {}
+
+  JF_INLINE bool takes_class_sum() const { return kind == RobustKind::nce_rce || kind == RobustKind::cores; }
+
+  // Of a row's log_sum, its label's logit less the maximum, and of the classes that are not masked the sum of such
+  // differences and their number; with the device's functions for x <= 0 and for x > 0. A term whose weight is 0 is not
+  // evaluated: it may be infinite.
+  template <class Exponential, class Logarithm>
+  JF_INLINE RobustRow<Real> of_row(Real log_sum, Real shifted_label, Real shifted_sum, Real classes,
+                                   Exponential exponential, Logarithm logarithm) const {
+    const Real n = log_sum - shifted_label, sum = classes * log_sum - shifted_sum;
+    Real loss = 0, label = 0, unmasked = 0;
+    if (kind == RobustKind::gce) {
+      label = exponential(-a * n);
+      loss = complement(-a * n, label, logarithm) / a;
+    } else if (kind == RobustKind::cores) {
+      loss = b == Real(0) ? n : n - b * (sum / classes);
+      label = Real(1);
+      unmasked = -b / classes;
+    } else {
+      if (a != Real(0) && kind == RobustKind::sce) {
+        loss = a * n;
+        label = a;
+      } else if (a != Real(0) && classes > Real(1)) {
+        const Real share = n / sum;
+        loss = a * share;
+        label = a / sum;
+        unmasked = -label * share;
+      } else if (a != Real(0)) {  // n is all of S, or the label is masked and n infinite
+        loss = a * (Real(1) + n);
+      }
+      if (b != Real(0)) {
+        const Real p = exponential(-n);
+        loss += b * kReverse * complement(-n, p, logarithm);
+        label += b * kReverse * p;
+      }
+    }
+    const bool finite = loss - loss == Real(0);
+    const Real tells = finite ? log_sum : loss - loss;  // of an infinite loss this is NaN too
+    return {loss, {tells, label + unmasked * classes, label, unmasked}, n * classes <= sum};
+  }
+};
+
 // a * b, rounded: never fused with the addition that follows. num_keep must be the same number on every device.
 JF_INLINE double rounded_product(double a, double b) {
 #if defined(__CUDA_ARCH__)

@@ -49,6 +49,7 @@ PYBIND11_MODULE(_C, m) {
   def_operator(operators, "joint_loss", &jocor_fast::joint_loss);
   def_operator(operators, "select_small_loss", &jocor_fast::select_small_loss);
   def_operator(operators, "forward_corrected_loss", &jocor_fast::forward_corrected_loss);
+  def_operator(operators, "robust_loss", &jocor_fast::robust_loss);
 
   m.def(
       "joint_loss_forward",

@@ -1,5 +1,5 @@
 // The operators of torch.ops.jocor_fast as C++ functions, without autograd and without the dispatcher. Their schemas
-// stand in ops.cpp and forward_correction.cpp. num_keep may be a symbol while torch.compile traces.
+// stand in ops.cpp, forward_correction.cpp and robust_loss.cpp. num_keep may be a symbol while torch.compile traces.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -53,6 +53,12 @@ Tensor select_small_loss(const Tensor& losses, std::optional<c10::SymInt> num_ke
 using ForwardCorrectedResult = std::tuple<Tensor, Tensor, Tensor, Tensor>;
 ForwardCorrectedResult forward_corrected_loss(const Tensor& logits, const Tensor& target,
                                               const Tensor& log_transition_t, bool mean);
+
+// -> loss [] or [B], per_sample [B] or [0], selected [B] or [0], num_selected [] or [0], num_nonfinite [] or [0],
+// statistics [B, 4]; `kind` is a RobustKind
+using RobustLossResult = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
+RobustLossResult robust_loss(const Tensor& logits, const Tensor& target, std::optional<int64_t> ignore_index,
+                             int64_t kind, double a, double b, bool sieve, bool mean);
 
 // The operator of one of these functions, for `call`: autograd, torch.compile and every mode see it.
 template <class Result, class... Arguments>

@@ -56,6 +56,18 @@ struct CpuSteps {
     split_rows(params.pair.rows, params.pair.classes,
                [&](int64_t begin, int64_t end) { cpu::row_gradients(params, begin, end); });
   }
+  void robust_losses(const RobustRowParams& params) const {
+    split_labelled_rows(params.logits,
+                        [&](int64_t begin, int64_t end) { return cpu::robust_losses(params, begin, end); });
+  }
+  void robust_losses_and_selection(const RobustRowParams& rows, const SelectionParams& selection) const {
+    robust_losses(rows);
+    select_small_loss(selection);
+  }
+  void robust_gradients(const RobustGradientParams& params) const {
+    split_rows(params.logits.rows, params.logits.classes,
+               [&](int64_t begin, int64_t end) { cpu::robust_gradients(params, begin, end); });
+  }
 };
 
 #ifdef JOCOR_FAST_CUDA
@@ -68,6 +80,11 @@ struct CudaSteps {
     check(cuda::row_losses_and_selection(rows, selection, stream));
   }
   void row_gradients(const GradientParams& params) const { check(cuda::row_gradients(params, stream)); }
+  void robust_losses(const RobustRowParams& params) const { check(cuda::robust_losses(params, stream)); }
+  void robust_losses_and_selection(const RobustRowParams& rows, const SelectionParams& selection) const {
+    check(cuda::robust_losses_and_selection(rows, selection, stream));
+  }
+  void robust_gradients(const RobustGradientParams& params) const { check(cuda::robust_gradients(params, stream)); }
 
  private:
   static void check(const char* error) {

@@ -29,7 +29,8 @@ if TYPE_CHECKING:
         num_keep,
         select_small_loss,
     )
-    from jocor_fast.outputs import CoTeachingOutput, DecouplingOutput, JoCoROutput
+    from jocor_fast.outputs import CoresOutput, CoTeachingOutput, DecouplingOutput, JoCoROutput
+    from jocor_fast.robust_losses import cores_loss, gce_loss, nce_rce_loss, sce_loss
     from jocor_fast.training import load_run, train
 
 end_at_once_on_interrupt()
@@ -47,6 +48,7 @@ __version__: str = BUILD["version"]
 
 __all__ = [
     "CoTeachingOutput",
+    "CoresOutput",
     "DecouplingOutput",
     "JoCoRClassifier",
     "JoCoRLoss",
@@ -54,19 +56,23 @@ __all__ = [
     "audit",
     "audit_features",
     "build_info",
+    "cores_loss",
     "coteaching_loss",
     "decoupling_loss",
     "dml_loss",
     "elr_loss",
     "forward_corrected_loss",
+    "gce_loss",
     "jocor_loss",
     "joint_loss",
     "linear_jocor_loss",
     "linear_joint_loss",
     "load_run",
+    "nce_rce_loss",
     "noise",
     "num_keep",
     "reference",
+    "sce_loss",
     "schedules",
     "select_small_loss",
     "train",
@@ -74,7 +80,7 @@ __all__ = [
 
 # The module of each name, imported when the name is first used.
 _MODULES = {
-    **dict.fromkeys(("CoTeachingOutput", "DecouplingOutput", "JoCoROutput"), "jocor_fast.outputs"),
+    **dict.fromkeys(("CoTeachingOutput", "CoresOutput", "DecouplingOutput", "JoCoROutput"), "jocor_fast.outputs"),
     **dict.fromkeys(
         (
             "JoCoRLoss",
@@ -87,6 +93,7 @@ _MODULES = {
         ),
         "jocor_fast.losses",
     ),
+    **dict.fromkeys(("cores_loss", "gce_loss", "nce_rce_loss", "sce_loss"), "jocor_fast.robust_losses"),
     **dict.fromkeys(("dml_loss", "elr_loss"), "jocor_fast.closed_forms"),
     **dict.fromkeys(("linear_jocor_loss", "linear_joint_loss"), "jocor_fast.linear_losses"),
     **{name: f"jocor_fast.{name}" for name in ("noise", "reference", "schedules")},

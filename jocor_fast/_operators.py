@@ -88,7 +88,7 @@ def num_keep(rows: int, forget_rate: float, round_up: bool) -> int:
     return reference.num_keep(rows, forget_rate, rounding="ceil" if round_up else "floor")
 
 
-# --- the operators of csrc/ops.cpp and csrc/forward_correction.cpp in plain PyTorch ----------------------------------
+# --- the operators of csrc/ops.cpp, forward_correction.cpp and robust_loss.cpp in plain PyTorch -----------------------
 
 
 def _given(number: Any, tensor: Tensor | None) -> Any:
@@ -170,6 +170,20 @@ def _forward_corrected_loss(logits: Tensor, target: Tensor, log_transition_t: Te
     return reference.corrected_loss(logits, target, log_transition_t, mean=mean)
 
 
+def _robust_loss(
+    logits: Tensor,
+    target: Tensor,
+    ignore_index: int | None,
+    kind: int,
+    a: float,
+    b: float,
+    sieve: bool,
+    mean: bool,
+) -> tuple[Tensor, ...]:
+    rows = reference.robust_rows(logits, target, reference.ROBUST_KINDS[kind], a, b, ignore_index)
+    return reference.robust_mean(rows, sieve=sieve) if mean else (rows.losses,)
+
+
 def _select_small_loss(
     losses: Tensor, num_keep: int | None, num_keep_tensor: Tensor | None, eligible: Tensor | None
 ) -> Tensor:
@@ -182,5 +196,6 @@ _PLAIN: dict[str, Callable[..., Any]] = {
     "joint_loss": _joint_loss,
     "linear_joint_loss": _linear_joint_loss,
     "forward_corrected_loss": _forward_corrected_loss,
+    "robust_loss": _robust_loss,
     "select_small_loss": _select_small_loss,
 }

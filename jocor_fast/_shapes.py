@@ -56,6 +56,20 @@ def _(grad: Tensor, logits: Tensor, *rest: Any) -> Tensor:
     return logits.new_empty(tuple(logits.shape))
 
 
+@torch.library.register_fake("jocor_fast::robust_loss")
+def _(logits: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+    if rest[-1]:  # the mean
+        return _loss_and_rows(logits, choices=1)
+    rows, real = logits.shape[0], _real(logits)
+    empty = (logits.new_empty((0,), dtype=dtype) for dtype in (real, torch.bool, torch.int64, torch.int64))
+    return logits.new_empty((rows,), dtype=real), *empty, logits.new_empty((rows, 4), dtype=real)
+
+
+@torch.library.register_fake("jocor_fast::robust_loss_backward")
+def _(grad: Tensor, logits: Tensor, *rest: Any) -> Tensor:
+    return logits.new_empty(tuple(logits.shape))
+
+
 @torch.library.register_fake("jocor_fast::select_small_loss")
 def _(losses: Tensor, *settings: Any) -> Tensor:
     return losses.new_empty((losses.shape[0],), dtype=torch.bool)

@@ -49,6 +49,14 @@ def check_fraction(name: str, value: float) -> float:
     return number
 
 
+def check_positive_part(name: str, value: float) -> float:
+    """Return a float in (0, 1]."""
+    number = as_real(name, value)
+    if not 0 < number <= 1:
+        raise ArgumentValueError(name, f"must lie in (0, 1], got {value!r}")
+    return number
+
+
 def check_ignore_index(ignore_index: int | None) -> int | None:
     """Return the label of the rows to ignore: an int that fits in 64 bits, or None."""
     if ignore_index is None:

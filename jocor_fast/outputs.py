@@ -25,6 +25,24 @@ class JoCoROutput(NamedTuple):
     num_nonfinite: Tensor
 
 
+class CoresOutput(NamedTuple):
+    """The result of `cores_loss`; it stays on the device.
+
+    Attributes:
+        loss: 0-d, differentiable in the logits; 0 where nothing is selected.
+        per_sample: [B], detached; 0 for ignored rows, as computed (inf, NaN) for non-finite ones.
+        selected: [B] bool, the rows whose losses are averaged.
+        num_selected: 0-d int64.
+        num_nonfinite: 0-d int64, rows whose per_sample is not finite.
+    """
+
+    loss: Tensor
+    per_sample: Tensor
+    selected: Tensor
+    num_selected: Tensor
+    num_nonfinite: Tensor
+
+
 class CoTeachingOutput(NamedTuple):
     """The result of `coteaching_loss`; it stays on the device.
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -29,13 +29,14 @@ from jocor_fast.arguments import (
     check_forget_rate,
     check_ignore_index,
     check_label_smoothing,
+    check_positive_part,
     check_reduction,
     check_rounding,
     check_switch,
     not_negative,
 )
 from jocor_fast.errors import ArgumentValueError
-from jocor_fast.outputs import CoTeachingOutput, DecouplingOutput, JoCoROutput
+from jocor_fast.outputs import CoresOutput, CoTeachingOutput, DecouplingOutput, JoCoROutput
 from jocor_fast.tensor_arguments import (
     FLOAT_TYPES,
     SHARES_TOLERANCE,
@@ -56,19 +57,24 @@ from jocor_fast.tensor_arguments import (
 )
 
 __all__ = [
+    "cores_loss",
     "coteaching_loss",
     "decoupling_loss",
     "dml_loss",
     "elr_loss",
     "forward_corrected_loss",
+    "gce_loss",
     "jocor_loss",
     "joint_loss",
     "linear_jocor_loss",
     "linear_joint_loss",
+    "nce_rce_loss",
     "num_keep",
+    "sce_loss",
     "select_small_loss",
 ]
 
+ROBUST_KINDS = ("gce", "sce", "nce_rce", "cores")  # in the order of RobustKind in csrc/joint_loss_math.h
 _LEAST_REST = 1e-12  # of 1 - t·p in `elr_loss`
 
 
@@ -282,6 +288,87 @@ def corrected_loss(
     return loss, per_sample, (~per_sample.isfinite()).sum()
 
 
+def gce_loss(
+    logits: Tensor, target: Tensor, *, q: float = 0.7, ignore_index: int | None = None, reduction: str = "mean"
+) -> Tensor:
+    """Return the generalised cross-entropy (1 − p_y^q) / q; see `jocor_fast.gce_loss`."""
+    mean = check_reduction(reduction) == "mean"
+    return _mean_or_rows(robust_rows(logits, target, "gce", check_positive_part("q", q), 0.0, ignore_index), mean)
+
+
+def sce_loss(
+    logits: Tensor,
+    target: Tensor,
+    *,
+    alpha: float = 0.1,
+    beta: float = 1.0,
+    ignore_index: int | None = None,
+    reduction: str = "mean",
+) -> Tensor:
+    """Return the symmetric cross-entropy; see `jocor_fast.sce_loss`."""
+    mean, weights = check_reduction(reduction) == "mean", (not_negative("alpha", alpha), not_negative("beta", beta))
+    return _mean_or_rows(robust_rows(logits, target, "sce", *weights, ignore_index), mean)
+
+
+def nce_rce_loss(
+    logits: Tensor,
+    target: Tensor,
+    *,
+    alpha: float = 1.0,
+    beta: float = 1.0,
+    ignore_index: int | None = None,
+    reduction: str = "mean",
+) -> Tensor:
+    """Return the normalised plus the reverse cross-entropy; see `jocor_fast.nce_rce_loss`."""
+    mean, weights = check_reduction(reduction) == "mean", (not_negative("alpha", alpha), not_negative("beta", beta))
+    return _mean_or_rows(robust_rows(logits, target, "nce_rce", *weights, ignore_index), mean)
+
+
+def cores_loss(
+    logits: Tensor, target: Tensor, *, beta: float = 2.0, sieve: bool = True, ignore_index: int | None = None
+) -> CoresOutput:
+    """Return the confidence-regularised loss over its sieve; see `jocor_fast.cores_loss`."""
+    weight, sieve = not_negative("beta", beta), check_switch("sieve", sieve)
+    return robust_mean(robust_rows(logits, target, "cores", 0.0, weight, ignore_index), sieve=sieve)
+
+
+class RobustRows(NamedTuple):
+    """The rows of a robust loss, [B]: its values, differentiable; which are not ignored; which are in the sieve."""
+
+    losses: Tensor
+    eligible: Tensor
+    in_sieve: Tensor
+
+
+def robust_rows(logits: Tensor, target: Tensor, kind: str, a: float, b: float, ignore_index: int | None) -> RobustRows:
+    """Return the rows of a loss of `ROBUST_KINDS`; `a` is q or α, and `b` is β."""
+    ignore_index = check_ignore_index(ignore_index)
+    check_type("logits", logits, FLOAT_TYPES)
+    check_matrix("logits", logits)
+    check_target("logits", logits, target)
+    # Contiguous: equal rows give equal bits wherever they lie.
+    z = logits.to(torch.promote_types(logits.dtype, torch.float32)).contiguous()
+    eligible = eligible_rows(target, ignore_index)
+    valid = check_labels(target, z.shape[1], eligible, ignore_index)
+    label = _column_of_labels(target, valid)
+    with torch.no_grad():  # rows that get no gradient are computed from other logits, which keeps NaN out of it
+        losses, in_sieve = _robust_loss(z, label, kind, a, b)
+        trains = valid & losses.isfinite()
+    own, _ = _robust_loss(torch.where(trains[:, None], z, 0), label, kind, a, b)
+    others = torch.where(valid, losses, torch.where(eligible, torch.nan, 0.0))
+    return RobustRows(torch.where(trains, own, others), eligible, in_sieve)
+
+
+def robust_mean(rows: RobustRows, *, sieve: bool) -> CoresOutput:
+    """Return the mean over the rows whose loss is finite, with `sieve` over those in it."""
+    losses = rows.losses.detach()
+    finite = losses.isfinite()
+    candidates = rows.eligible & (rows.in_sieve | ~finite) if sieve else rows.eligible
+    selected = candidates & finite
+    loss = _mean_over(selected, rows.losses)
+    return CoresOutput(loss, losses, selected, selected.sum(), (candidates & ~finite).sum())
+
+
 def select_small_loss(
     losses: Tensor, num_keep: int | Tensor, *, eligible: Tensor | None = None, groups: Tensor | None = None
 ) -> Tensor:
@@ -339,6 +426,37 @@ def kept_on_device(rows: Tensor, forget_rate: float | Tensor, rounding: str) -> 
     exact, slack = (1.0 - forget_rate) * rows.double(), 1e-9 * rows.double()
     keep = (exact - slack).ceil() if rounding == "ceil" else (exact + slack).floor()
     return keep.long().clamp(min=1)
+
+
+def _robust_loss(z: Tensor, label: Tensor, kind: str, a: float, b: float) -> tuple[Tensor, Tensor]:
+    """Return a loss of `ROBUST_KINDS` of each row, and whether n ≤ S / C.
+
+    S is the sum over the classes that are not masked, of which there are C. A term without weight is not evaluated.
+    """
+    shifted = z - z.detach().amax(1, keepdim=True)
+    log_sum = shifted.exp().sum(1).log()
+    masked = shifted == -torch.inf
+    classes = (~masked).sum(1)
+    n = log_sum - shifted.gather(1, label)[:, 0]
+    total = classes * log_sum - torch.where(masked, 0, shifted).sum(1)
+    in_sieve = n * classes <= total  # without a division: equal logits are in it
+    if kind == "gce":
+        return -torch.expm1(-a * n) / a, in_sieve
+    if kind == "cores":
+        return n - b * (total / classes) if b else n, in_sieve
+    loss = torch.zeros_like(n)
+    if a and kind == "sce":
+        loss = loss + a * n
+    elif a:  # of one class n is all of S
+        several = classes > 1
+        loss = loss + a * torch.where(several, n / torch.where(several, total, 1), 1 + n)
+    if b:
+        loss = loss + b * 4 * math.log(10) * -torch.expm1(-n)
+    return loss, in_sieve
+
+
+def _mean_or_rows(rows: RobustRows, mean: bool) -> Tensor:
+    return rows.losses.sum() / rows.eligible.sum().clamp(min=1) if mean else rows.losses
 
 
 def _mean_over(selected: Tensor, losses: Tensor, weights: Tensor | None = None) -> Tensor:

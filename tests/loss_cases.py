@@ -239,6 +239,19 @@ def _samples_of_size(name: str, dtype: torch.dtype, rows: int, classes: int, dev
         return [
             (grad, z1_frozen, target, log_t, statistics) for grad in (torch.ones_like(mean), torch.ones_like(losses))
         ]
+    if name == "robust_loss":
+        return [
+            (z1, target, None, 0, 0.7, 0.0, False, True),
+            (z1.t().contiguous().t(), target.to(torch.uint8), 1, 3, 0.0, 2.0, True, True),
+            (z1, target, 1, 2, 1.0, 10.0, False, False),
+        ]
+    if name == "robust_loss_backward":
+        loss, _, selected, count, _, statistics = operators.robust_loss(z1_frozen, target, 1, 3, 0.0, 2.0, True, True)
+        rows, *_, statistics_of_rows = operators.robust_loss(z1_frozen, target, None, 1, 0.1, 1.0, False, False)
+        return [
+            (torch.ones_like(loss), z1_frozen, target, 1, statistics, selected, count),
+            (torch.ones_like(rows), z1_frozen, target, None, statistics_of_rows, None, None),
+        ]
     if name == "joint_loss":
         return [(z1, z2, target, None, 0.9), (z1_frozen, z2, target.int(), 1, 0.5)]
     if name.startswith("linear_joint_loss"):

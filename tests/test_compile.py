@@ -23,6 +23,8 @@ def test_the_library_has_the_operators_that_are_tested():
         "joint_loss_backward",
         "linear_joint_loss",
         "linear_joint_loss_backward",
+        "robust_loss",
+        "robust_loss_backward",
         "select_small_loss",
     ]
 
@@ -51,12 +53,16 @@ def step(z1, z2, target, num_keep):
     corrected = jocor_fast.forward_corrected_loss(
         z1, target, matrix * 0.5 + torch.eye(len(matrix), device=z1.device) / 2
     )
+    sieved = jocor_fast.cores_loss(z1, target, ignore_index=0)
+    robust = jocor_fast.gce_loss(z1, target) + jocor_fast.sce_loss(z2, target, reduction="none").sum()
+    robust = robust + jocor_fast.nce_rce_loss(z2, target, ignore_index=0) + sieved.loss
     total = out.loss + rated.loss + (rows * chosen).sum() + exchanged.loss + among.loss + differing.loss + corrected
     return (
-        total,
+        total + robust,
         exchanged.selected1,
         among.selected2,
         differing.selected,
+        sieved.selected,
         out.selected,
         rated.num_selected,
         rated.num_nonfinite,

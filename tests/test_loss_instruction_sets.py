@@ -41,6 +41,7 @@ for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
             jf.jocor_loss(z1, z2, target, co_lambda=0.0, num_keep=3).loss,
             jf.jocor_loss(z1, z2, target, co_lambda=0.5, num_keep=3).loss,
             jf.forward_corrected_loss(z1, target, torch.eye(classes)),
+            jf.nce_rce_loss(z1, target),
         ):
             loss.backward()
 """
@@ -59,7 +60,10 @@ def test_the_numbers_are_right_and_nothing_is_read_past_the_last_logit(instructi
     code, arguments = READ_AT_THE_END, []
     if instruction_set != IN_USE:
         code += RUN_TESTS
-        files = [str(TESTS / f"test_{name}.py") for name in ("loss_values", "loss_edges", "forward_correction")]
+        files = [
+            str(TESTS / f"test_{name}.py")
+            for name in ("loss_values", "loss_edges", "forward_correction", "robust_losses")
+        ]
         arguments = ["-q", "-x", "-p", "no:cacheprovider", "-k", f"compiled-cpu and ({NUMBERS})", *files]
     done = python("-c", code, instruction_set, *arguments, cwd=TESTS.parent, JOCOR_FAST_CPU_ISA=instruction_set)
     assert done.returncode == 0, f"exit status {done.returncode}\n{done.stdout[-4000:]}{done.stderr[-2000:]}"

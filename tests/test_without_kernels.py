@@ -41,8 +41,10 @@ def every(z1, z2):
     corrected = jf.forward_corrected_loss(z1, target, transition)
     linear = jf.linear_jocor_loss(z1, torch.eye(10), z2, torch.eye(10), target, forget_rate=0.3)
     rows = jf.joint_loss(z1, z2, target).mean()
-    losses = linear.loss, joint.loss, module.loss, exchanged.loss, decoupled.loss, corrected, rows
-    outs = linear, joint, module, decoupled
+    sieved = jf.cores_loss(z1, target, ignore_index=0)
+    robust = jf.gce_loss(z1, target) + jf.sce_loss(z2, target) + jf.nce_rce_loss(z2, target) + sieved.loss
+    losses = linear.loss, joint.loss, module.loss, exchanged.loss, decoupled.loss, corrected, rows, robust
+    outs = linear, joint, module, decoupled, sieved
     masks = *(out.selected for out in outs), exchanged.selected1, jf.select_small_loss(tied, 3)
     return torch.stack(losses), torch.cat([mask.long() for mask in masks])
 

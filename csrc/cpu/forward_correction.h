@@ -22,16 +22,6 @@ JF_INLINE CorrectedRow<Logit> corrected_row(const CorrectedLogits& logits, int64
           label.valid ? log_transition_t + label.value * logits.classes : nullptr};
 }
 
-// The largest of what value_of(first column, columns, whether whole) gives.
-template <class Real, class Value>
-JF_INLINE Real largest_of_columns(int64_t classes, Value value_of) {
-  Vector<Real> largest = broadcast(-std::numeric_limits<Real>::infinity());
-  for_each_vector<Real>(classes, [&](int64_t j, int n, auto whole) __attribute__((always_inline)) {
-    largest = larger(value_of(j, n, whole), largest);
-  });
-  return max_of_lanes<Real>(largest);
-}
-
 // Rows go through the phases in blocks, as in row_losses_of, and for the same reason.
 template <class Logit>
 int64_t corrected_losses_of(const CorrectedRowParams& params, int64_t begin, int64_t end) {

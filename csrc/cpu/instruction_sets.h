@@ -11,6 +11,8 @@ struct RowKernels {
   void (*row_gradients)(const GradientParams&, int64_t begin, int64_t end);
   int64_t (*corrected_losses)(const CorrectedRowParams&, int64_t begin, int64_t end);
   void (*corrected_gradients)(const CorrectedGradientParams&, int64_t begin, int64_t end);
+  int64_t (*robust_losses)(const RobustRowParams&, int64_t begin, int64_t end);
+  void (*robust_gradients)(const RobustGradientParams&, int64_t begin, int64_t end);
 };
 
 extern const RowKernels portable_kernels;

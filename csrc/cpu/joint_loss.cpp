@@ -51,6 +51,14 @@ void corrected_gradients(const CorrectedGradientParams& params, int64_t begin, i
   chosen().corrected_gradients(params, begin, end);
 }
 
+int64_t robust_losses(const RobustRowParams& params, int64_t begin, int64_t end) {
+  return chosen().robust_losses(params, begin, end);
+}
+
+void robust_gradients(const RobustGradientParams& params, int64_t begin, int64_t end) {
+  chosen().robust_gradients(params, begin, end);
+}
+
 const char* instruction_set() { return chosen().name; }
 
 std::vector<const char*> instruction_sets() {

@@ -82,6 +82,16 @@ int64_t arg_max(const Logit* row, int64_t classes) {
   return best;
 }
 
+// The largest of what value_of(first column, columns, whether whole) gives.
+template <class Real, class Value>
+JF_INLINE Real largest_of_columns(int64_t classes, Value value_of) {
+  Vector<Real> largest = broadcast(-std::numeric_limits<Real>::infinity());
+  for_each_vector<Real>(classes, [&](int64_t j, int n, auto whole) __attribute__((always_inline)) {
+    largest = larger(value_of(j, n, whole), largest);
+  });
+  return max_of_lanes<Real>(largest);
+}
+
 template <class Logit>
 JF_INLINE std::pair<RealOf<Logit>, RealOf<Logit>> row_maxima(const Logit* z1, const Logit* z2, int64_t classes) {
   using Real = RealOf<Logit>;

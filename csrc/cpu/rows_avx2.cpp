@@ -22,12 +22,18 @@
 #define JF_VECTOR_BYTES 32
 #include "forward_correction.h"
 #include "instruction_sets.h"
+#include "robust_loss.h"
 #include "row_gradients.h"
 #include "row_losses.h"
 
 namespace jocor_fast::cpu {
-const RowKernels avx2_kernels = {"avx2", avx2::row_losses, avx2::row_gradients, avx2::corrected_losses,
-                                 avx2::corrected_gradients};
+const RowKernels avx2_kernels = {"avx2",
+                                 avx2::row_losses,
+                                 avx2::row_gradients,
+                                 avx2::corrected_losses,
+                                 avx2::corrected_gradients,
+                                 avx2::robust_losses,
+                                 avx2::robust_gradients};
 }
 
 #if defined(__clang__)

@@ -23,12 +23,18 @@
 #define JF_VECTOR_BYTES 64
 #include "forward_correction.h"
 #include "instruction_sets.h"
+#include "robust_loss.h"
 #include "row_gradients.h"
 #include "row_losses.h"
 
 namespace jocor_fast::cpu {
-const RowKernels avx512_kernels = {"avx512", avx512::row_losses, avx512::row_gradients, avx512::corrected_losses,
-                                   avx512::corrected_gradients};
+const RowKernels avx512_kernels = {"avx512",
+                                   avx512::row_losses,
+                                   avx512::row_gradients,
+                                   avx512::corrected_losses,
+                                   avx512::corrected_gradients,
+                                   avx512::robust_losses,
+                                   avx512::robust_gradients};
 }
 
 #if defined(__clang__)

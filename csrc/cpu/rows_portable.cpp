@@ -3,10 +3,16 @@
 #define JF_VECTOR_BYTES 16
 #include "forward_correction.h"
 #include "instruction_sets.h"
+#include "robust_loss.h"
 #include "row_gradients.h"
 #include "row_losses.h"
 
 namespace jocor_fast::cpu {
-const RowKernels portable_kernels = {"portable", portable::row_losses, portable::row_gradients,
-                                     portable::corrected_losses, portable::corrected_gradients};
+const RowKernels portable_kernels = {"portable",
+                                     portable::row_losses,
+                                     portable::row_gradients,
+                                     portable::corrected_losses,
+                                     portable::corrected_gradients,
+                                     portable::robust_losses,
+                                     portable::robust_gradients};
 }

@@ -65,4 +65,20 @@ const char* row_gradients(const GradientParams& params, void* stream) {
   return text_of(with_type(params.pair.type, [&]<class Logit>() { return launch_row_gradients<Logit>(params, on); }));
 }
 
+const char* robust_losses(const RobustRowParams& params, void* stream) {
+  const auto on = static_cast<cudaStream_t>(stream);
+  return text_of(with_type(params.logits.type, [&]<class Logit>() { return launch_robust_losses<Logit>(params, on); }));
+}
+
+const char* robust_losses_and_selection(const RobustRowParams& rows, const SelectionParams& selection, void* stream) {
+  const char* error = robust_losses(rows, stream);
+  return error != nullptr ? error : text_of(select(selection, static_cast<cudaStream_t>(stream), After::linked));
+}
+
+const char* robust_gradients(const RobustGradientParams& params, void* stream) {
+  const auto on = static_cast<cudaStream_t>(stream);
+  return text_of(
+      with_type(params.logits.type, [&]<class Logit>() { return launch_robust_gradients<Logit>(params, on); }));
+}
+
 }  // namespace jocor_fast::cuda

@@ -31,6 +31,12 @@ cudaError_t launch_rows_and_selection(const RowParams& rows, const SelectionPara
 template <class Logit>
 cudaError_t launch_row_gradients(const GradientParams& params, cudaStream_t stream);
 
+template <class Logit>
+cudaError_t launch_robust_losses(const RobustRowParams& params, cudaStream_t stream);
+
+template <class Logit>
+cudaError_t launch_robust_gradients(const RobustGradientParams& params, cudaStream_t stream);
+
 template <class Real>
 cudaError_t launch_selection(const SelectionParams& params, cudaStream_t stream, After after);
 

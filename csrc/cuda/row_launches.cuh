@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "launches.h"
+#include "robust_loss.cuh"
 #include "row_gradients.cuh"
 #include "row_losses.cuh"
 #include "row_mapping.h"
@@ -24,6 +25,12 @@ bool rows_are_aligned(const LogitPair& pair, int64_t bytes) {
   const int64_t columns = bytes / static_cast<int64_t>(sizeof(Logit));
   const bool strides = pair.rows == 1 || (pair.row_stride1 % columns == 0 && pair.row_stride2 % columns == 0);
   return strides && is_multiple(pair.logits1, bytes) && is_multiple(pair.logits2, bytes);
+}
+
+template <class Logit>
+bool rows_are_aligned(const Logits& logits, int64_t bytes) {
+  const int64_t columns = bytes / static_cast<int64_t>(sizeof(Logit));
+  return (logits.rows == 1 || logits.row_stride % columns == 0) && is_multiple(logits.logits, bytes);
 }
 
 // Calls body<columns in a vector>(): 16 bytes where the rows allow, else 4, with which a warp still covers 128 bytes,
@@ -74,13 +81,13 @@ cudaError_t with_mapping(int wanted, Body body) {
 
 // Launches for_registers<index>(), the kernel of a line of the table, or the one that loops over rows.
 template <class Logit, class ForRegisters, class Looping, class Params>
-cudaError_t launch_by_mapping(const Params& params, cudaStream_t stream, ForRegisters for_registers, Looping looping) {
-  const LogitPair& pair = params.pair;
-  const int mapping = mapping_of<Logit>(pair.classes);
-  if (mapping == kMappings) return launch(looping, {pair.rows, kBlockRowThreads}, stream, After::everything, params);
+cudaError_t launch_by_mapping(const LabelledRows& rows, const Params& params, cudaStream_t stream,
+                              ForRegisters for_registers, Looping looping) {
+  const int mapping = mapping_of<Logit>(rows.classes);
+  if (mapping == kMappings) return launch(looping, {rows.rows, kBlockRowThreads}, stream, After::everything, params);
   return with_mapping<Logit, kMostColumns<Logit>>(mapping, [&]<int index>() {
     constexpr RowMapping line = kRowMappings[index];
-    const int64_t blocks = divide_up(pair.rows, line.threads / line.lanes);
+    const int64_t blocks = divide_up(rows.rows, line.threads / line.lanes);
     return launch(for_registers.template operator()<index>(), {blocks, line.threads}, stream, After::everything,
                   params);
   });
@@ -91,7 +98,7 @@ cudaError_t launch_row_losses(const RowParams& params, cudaStream_t stream) {
   const auto aligned = [&](int64_t bytes) { return rows_are_aligned<Logit>(params.pair, bytes); };
   return with_vector_width<Logit>(aligned, [&]<int N>() {
     const auto for_registers = [&]<int index>() { return row_losses_in_registers<Logit, index, N>; };
-    return launch_by_mapping<Logit>(params, stream, for_registers, row_losses_by_block<Logit, N>);
+    return launch_by_mapping<Logit>(params.pair, params, stream, for_registers, row_losses_by_block<Logit, N>);
   });
 }
 
@@ -125,7 +132,28 @@ cudaError_t launch_row_gradients(const GradientParams& params, cudaStream_t stre
   };
   return with_vector_width<Logit>(aligned, [&]<int N>() {
     const auto for_registers = [&]<int index>() { return row_gradients_in_registers<Logit, index, N>; };
-    return launch_by_mapping<Logit>(params, stream, for_registers, row_gradients_by_block<Logit, N>);
+    return launch_by_mapping<Logit>(params.pair, params, stream, for_registers, row_gradients_by_block<Logit, N>);
+  });
+}
+
+template <class Logit>
+cudaError_t launch_robust_losses(const RobustRowParams& params, cudaStream_t stream) {
+  const auto aligned = [&](int64_t bytes) { return rows_are_aligned<Logit>(params.logits, bytes); };
+  return with_vector_width<Logit>(aligned, [&]<int N>() {
+    const auto for_registers = [&]<int index>() { return robust_losses_in_registers<Logit, index, N>; };
+    return launch_by_mapping<Logit>(params.logits, params, stream, for_registers, robust_losses_by_block<Logit, N>);
+  });
+}
+
+template <class Logit>
+cudaError_t launch_robust_gradients(const RobustGradientParams& params, cudaStream_t stream) {
+  const auto aligned = [&](int64_t bytes) {
+    const bool whole = params.logits.classes % (bytes / static_cast<int64_t>(sizeof(Logit))) == 0;
+    return whole && rows_are_aligned<Logit>(params.logits, bytes) && is_multiple(params.grad, bytes);
+  };
+  return with_vector_width<Logit>(aligned, [&]<int N>() {
+    const auto for_registers = [&]<int index>() { return robust_gradients_in_registers<Logit, index, N>; };
+    return launch_by_mapping<Logit>(params.logits, params, stream, for_registers, robust_gradients_by_block<Logit, N>);
   });
 }
 
@@ -133,6 +161,8 @@ cudaError_t launch_row_gradients(const GradientParams& params, cudaStream_t stre
   template cudaError_t launch_row_losses<Logit>(const RowParams&, cudaStream_t);                                 \
   template bool fits_single_block<Logit>(const LogitPair&);                                                      \
   template cudaError_t launch_rows_and_selection<Logit>(const RowParams&, const SelectionParams&, cudaStream_t); \
-  template cudaError_t launch_row_gradients<Logit>(const GradientParams&, cudaStream_t)
+  template cudaError_t launch_row_gradients<Logit>(const GradientParams&, cudaStream_t);                         \
+  template cudaError_t launch_robust_losses<Logit>(const RobustRowParams&, cudaStream_t);                        \
+  template cudaError_t launch_robust_gradients<Logit>(const RobustGradientParams&, cudaStream_t)
 
 }  // namespace jocor_fast::cuda

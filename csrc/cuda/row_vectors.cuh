@@ -70,4 +70,22 @@ __device__ __forceinline__ void for_each_chunk(const Logit* z1, const Logit* z2,
   }
 }
 
+// The same of one network: body(first column, values[chunk]).
+template <int chunk, int N, class Logit, class Body>
+__device__ __forceinline__ void for_each_chunk(const Logit* z, int64_t classes, Body body) {
+  for (int64_t first = int64_t{threadIdx.x} * chunk; first < classes; first += int64_t{blockDim.x} * chunk) {
+    RealOf<Logit> values[chunk];
+#pragma unroll
+    for (int i = 0; i < chunk; i += N) {
+      const int64_t column = first + i;
+      if (column + N <= classes) {
+        load_columns<N>(z + column, values + i);
+      } else {
+        load_last_columns<N>(z + column, classes - column, values + i);
+      }
+    }
+    body(first, values);
+  }
+}
+
 }  // namespace jocor_fast::cuda

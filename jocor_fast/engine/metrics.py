@@ -141,6 +141,13 @@ def _selected_shares(epoch: Epoch, numbers: Numbers) -> list[float | None]:
     return [selected / rows if rows else None for selected, rows in pairs]
 
 
+def _keep_rate(epoch: Epoch, numbers: Numbers) -> float:
+    """R(t), or the share of the rows that a method without τ chose."""
+    if not epoch.state.step.method.sieves:
+        return epoch.plan.keep_rate
+    return sum(_summed(numbers)) / (epoch.log.selected.numel() * epoch.state.processes.count)
+
+
 def _wait_share(epoch: Epoch, _: Numbers) -> float | None:
     return epoch.log.waited / epoch.log.seconds if epoch.state.source.reads_files else None
 
@@ -158,7 +165,7 @@ def _accuracy(data: str, which: str) -> Metric:
 METRICS: dict[str, Metric] = {
     "epoch": Metric(lambda epoch, _: epoch.plan.epoch),
     "lr": Metric(lambda epoch, _: epoch.plan.lr),
-    "keep_rate": Metric(lambda epoch, _: epoch.plan.keep_rate),
+    "keep_rate": Metric(_keep_rate, lambda epoch: epoch.log.selected.sum()),
     "forget_rate": Metric(lambda epoch, _: epoch.plan.forget_rate),
     "train_loss": Metric(_train_loss, lambda epoch: _stacked(epoch.log.losses.mean(), epoch.log.selected.sum())),
     "label_precision": Metric(_label_precision, _clean_and_selected),

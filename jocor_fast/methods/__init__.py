@@ -23,6 +23,12 @@ from jocor_fast.methods.paper import (  # first, for the order in which the meth
     Standard,
     StandardPlus,
 )
+from jocor_fast.methods.robust_losses import (
+    Cores,
+    GeneralisedCrossEntropy,
+    NormalisedAndReverseCrossEntropy,
+    SymmetricCrossEntropy,
+)
 from jocor_fast.methods.taks import TAkS
 
 # isort: split
@@ -33,17 +39,21 @@ __all__ = [
     "METHODS",
     "CoTeaching",
     "CoTeachingPlus",
+    "Cores",
     "Decoupling",
     "FCorrection",
     "FirstStage",
+    "GeneralisedCrossEntropy",
     "History",
     "JoCoR",
     "JointOnly",
     "Keep",
     "Method",
+    "NormalisedAndReverseCrossEntropy",
     "Standard",
     "StandardPlus",
     "StepLoss",
+    "SymmetricCrossEntropy",
     "TAkS",
     "label_estimates",
     "mutual_learning",

@@ -94,6 +94,7 @@ class Method:
     num_choices: ClassVar[int] = 1  # how many masks `StepLoss.selected` holds
     selects: ClassVar[bool] = True  # False: τ and its ramp change nothing, and the keep rate is reported as 1
     chooses_samples: ClassVar[bool] = False  # True: an epoch trains on the samples that `choose` picks, without a ramp
+    sieves: ClassVar[bool] = False  # True: rows by a rule without τ, and their share is reported as the keep rate
     takes_terms: ClassVar[bool] = False  # whether its loss heeds `Keep.terms`
     stages: ClassVar[tuple[str, ...]] = ("",)  # what is trained one after the other, where that is more than one thing
     state: dict[str, Tensor] = field(default_factory=dict, init=False)

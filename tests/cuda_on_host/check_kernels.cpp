@@ -189,7 +189,42 @@ struct Batch {
     params.grad2 = grad2.at(on_device);
     return params;
   }
+
+  // A robust loss of network 1, which takes the same results' memory.
+  RobustRowParams robust_params(bool on_device) {
+    const LogitPair of_pair = pair(on_device);
+    RobustRowParams params{};
+    static_cast<LabelledRows&>(params.logits) = of_pair;
+    params.logits.type = of_pair.type;
+    params.logits.logits = of_pair.logits1;
+    params.logits.row_stride = of_pair.row_stride1;
+    params.settings = {rows % 2 == 0 ? RobustKind::nce_rce : RobustKind::cores, 1.0, 2.0};
+    params.per_sample = per_sample.at(on_device);
+    params.statistics = statistics.at(on_device);
+    params.row_state = selected.at(on_device);
+    params.sieve = true;
+    return params;
+  }
+
+  SelectionParams robust_selection_params(bool on_device) {
+    SelectionParams params = selection_params(on_device);
+    params.disagreement = Disagreement::required;
+    params.num_keep = INT64_MAX;
+    return params;
+  }
+
+  RobustGradientParams robust_gradient_params(bool on_device) {
+    RobustGradientParams params{};
+    params.logits = robust_params(on_device).logits;
+    params.statistics = statistics.at(on_device);
+    params.grad_output = upstream.at(on_device);
+    params.selected = selected.at(on_device);
+    params.num_selected = counts.at(on_device);
+    params.grad = grad1.at(on_device);
+    return params;
+  }
 };
+static_assert(sizeof(RobustStatistics<double>) == sizeof(RowStatistics<double>));
 
 template <class Logit>
 void check_batch(int64_t rows, int64_t classes, int64_t stride, int64_t offset, bool together) {
@@ -223,6 +258,24 @@ void check_batch(int64_t rows, int64_t classes, int64_t stride, int64_t offset, 
   expect_close(batch.mean.from_device(), batch.mean.host, close, "mean", where);
   expect_close(batch.grad1.from_device(), batch.grad1.host, of_gradient, "grad1", where);
   expect_close(batch.grad2.from_device(), batch.grad2.host, of_gradient, "grad2", where);
+
+  cpu::portable_kernels.robust_losses(batch.robust_params(false), 0, rows);
+  cpu::select_small_loss(batch.robust_selection_params(false));
+  cpu::portable_kernels.robust_gradients(batch.robust_gradient_params(false), 0, rows);
+  if (together) {
+    expect_launched(
+        cuda::robust_losses_and_selection(batch.robust_params(true), batch.robust_selection_params(true), nullptr),
+        where);
+  } else {
+    expect_launched(cuda::robust_losses(batch.robust_params(true), nullptr), where);
+    expect_launched(cuda::select_small_loss(batch.robust_selection_params(true), nullptr), where);
+  }
+  expect_launched(cuda::robust_gradients(batch.robust_gradient_params(true), nullptr), where);
+  expect_close(batch.per_sample.from_device(), batch.per_sample.host, close, "robust per_sample", where);
+  expect(batch.selected.from_device() == batch.selected.host, "the sieve differs from the CPU's", where);
+  expect(batch.counts.from_device() == batch.counts.host, "the sieve's counts differ from the CPU's", where);
+  expect_close(batch.mean.from_device(), batch.mean.host, close, "robust mean", where);
+  expect_close(batch.grad1.from_device(), batch.grad1.host, of_gradient, "robust gradient", where);
 }
 
 // Losses that repeat: ties are taken in order.

@@ -12,6 +12,7 @@ import numpy as np
 
 LOGIT_TYPES = ("float16", "bfloat16", "float32", "float64")
 DISAGREEMENTS = ("ignored", "preferred", "required")
+ROBUST_KINDS = ("gce", "sce", "nce_rce", "cores")
 LABEL_TYPES = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64")
 
 
@@ -51,6 +52,31 @@ class GradientParams(ctypes.Structure):
         ("selected2", ctypes.c_void_p), ("num_selected1", ctypes.c_void_p), ("num_selected2", ctypes.c_void_p),
         ("grad1", ctypes.c_void_p), ("grad2", ctypes.c_void_p),
     ]  # fmt: skip
+
+
+class Logits(ctypes.Structure):
+    _fields_ = [
+        *LogitPair._fields_[:7], ("type", ctypes.c_int), ("logits", ctypes.c_void_p), ("row_stride", ctypes.c_int64),
+    ]  # fmt: skip
+
+
+class RobustRowParams(ctypes.Structure):
+    _fields_ = [
+        ("logits", Logits), ("kind", ctypes.c_uint8), ("a", ctypes.c_double), ("b", ctypes.c_double),
+        ("per_sample", ctypes.c_void_p), ("statistics", ctypes.c_void_p), ("row_state", ctypes.c_void_p),
+        ("sieve", ctypes.c_bool),
+    ]  # fmt: skip
+
+
+class RobustGradientParams(ctypes.Structure):
+    _fields_ = [
+        ("logits", Logits), ("statistics", ctypes.c_void_p), ("grad_output", ctypes.c_void_p),
+        ("grad_stride", ctypes.c_int64), ("selected", ctypes.c_void_p), ("num_selected", ctypes.c_void_p),
+        ("grad", ctypes.c_void_p),
+    ]  # fmt: skip
+
+
+STRUCTS = (RowParams, SelectionParams, GradientParams, RobustRowParams, RobustGradientParams)
 
 
 @dataclass
@@ -101,6 +127,45 @@ class Pair:
 
 
 @dataclass
+class Single:
+    """One network's logits, labels, and a robust loss of them; as `Pair`."""
+
+    dtype: str
+    logits: np.ndarray[Any, Any]
+    labels: np.ndarray[Any, Any]
+    kind: str
+    a: float = 0.0
+    b: float = 0.0
+    sieve: bool = False
+    ignore_index: int | None = None
+
+    @property
+    def real(self) -> type[np.floating[Any]]:
+        return np.float64 if self.dtype == "float64" else np.float32
+
+    def as_struct(self) -> Logits:
+        return Logits(
+            rows=self.logits.shape[0],
+            classes=self.logits.shape[1],
+            label_type=LABEL_TYPES.index(self.labels.dtype.name),
+            labels=self.labels.ctypes.data,
+            label_stride=self.labels.strides[0] // self.labels.itemsize,
+            has_ignore_index=self.ignore_index is not None,
+            ignore_index=self.ignore_index or 0,
+            type=LOGIT_TYPES.index(self.dtype),
+            logits=self.logits.ctypes.data,
+            row_stride=self.logits.strides[0] // self.logits.itemsize,
+        )
+
+
+@dataclass
+class RobustResults:
+    per_sample: np.ndarray[Any, Any]
+    statistics: np.ndarray[Any, Any]  # [rows, 4]
+    row_state: np.ndarray[Any, Any]
+
+
+@dataclass
 class RowResults:
     per_sample: np.ndarray[Any, Any]
     statistics: np.ndarray[Any, Any]  # [rows, 4]
@@ -133,10 +198,13 @@ class HostKernels:
 
     def __init__(self, path: Path) -> None:
         self.library = ctypes.CDLL(str(path), mode=ctypes.RTLD_LOCAL)
-        for name in ("row_losses", "select_small_loss", "row_losses_and_selection", "row_gradients", "take_launches"):
+        for name in (
+            "row_losses", "select_small_loss", "row_losses_and_selection", "row_gradients", "robust_losses",
+            "robust_losses_and_selection", "robust_gradients", "take_launches",
+        ):  # fmt: skip
             getattr(self.library, f"kernels_{name}").restype = ctypes.c_char_p
         self.library.kernels_size_of_parameters.restype = ctypes.c_size_t
-        for step, struct in enumerate((RowParams, SelectionParams, GradientParams)):
+        for step, struct in enumerate(STRUCTS):
             assert self.library.kernels_size_of_parameters(step) == ctypes.sizeof(struct), struct
 
     def set_order(self, descending: bool) -> None:
@@ -269,3 +337,56 @@ class HostKernels:
                 around = np.concatenate([m[:offset], m[offset + size :]]).view(np.uint8)
                 assert (around == 0xA5).all()
         return gradients[0], gradients[1]
+
+    # --- robust losses ------------------------------------------------------------------------------------------------
+
+    def _robust(self, single: Single) -> tuple[RobustRowParams, RobustResults]:
+        rows = len(single.labels)
+        results = RobustResults(dirty(rows, single.real), dirty((rows, 4), single.real), dirty(rows, np.uint8))
+        loss = (ROBUST_KINDS.index(single.kind), single.a, single.b)
+        params = RobustRowParams(
+            single.as_struct(), *loss, *(address(array) for array in vars(results).values()), single.sieve
+        )
+        return params, results
+
+    def robust_losses(self, single: Single) -> RobustResults:
+        params, results = self._robust(single)
+        self.call("robust_losses", params)
+        return results
+
+    def robust_losses_and_selection(self, single: Single) -> tuple[RobustResults, SelectionResults]:
+        row_params, results = self._robust(single)
+        params, outputs = self._selection(
+            results.per_sample,
+            row_state=results.row_state,
+            selected=results.row_state,
+            mean_of=results.per_sample,
+            disagreement="required" if single.sieve else "ignored",
+            num_keep=2**63 - 1,
+        )
+        self.call("robust_losses_and_selection", row_params, params)
+        return results, self._selection_results(outputs)
+
+    def robust_gradients(
+        self,
+        single: Single,
+        statistics: np.ndarray[Any, Any],
+        grad_output: np.ndarray[Any, Any],
+        *,
+        selected: np.ndarray[Any, Any] | None = None,
+        offset: int = 0,
+    ) -> np.ndarray[Any, Any]:
+        """Return the gradient [rows, classes] in the logits' type; `offset` columns precede it in memory."""
+        shape = single.logits.shape
+        size = shape[0] * shape[1]
+        memory = dirty(size + offset + 8, single.logits.dtype)
+        gradient = memory[offset : offset + size].reshape(shape)
+        count = None if selected is None else np.array([np.count_nonzero(selected)], np.int64)
+        params = RobustGradientParams(
+            single.as_struct(), address(statistics), address(grad_output),
+            grad_output.strides[0] // grad_output.itemsize, address(selected), address(count), address(gradient),
+        )  # fmt: skip
+        self.call("robust_gradients", params)
+        around = np.concatenate([memory[:offset], memory[offset + size :]]).view(np.uint8)
+        assert (around == 0xA5).all()
+        return gradient

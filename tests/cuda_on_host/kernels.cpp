@@ -29,6 +29,21 @@ const char* kernels_row_losses_and_selection(const RowParams* rows, const Select
 
 const char* kernels_row_gradients(const GradientParams* params) { return cuda::row_gradients(*params, nullptr); }
 
+const char* kernels_robust_losses(const RobustRowParams* params) { return cuda::robust_losses(*params, nullptr); }
+
+const char* kernels_robust_losses_and_selection(const RobustRowParams* rows, const SelectionParams* selection) {
+  const size_t real = rows->logits.type == LogitType::float64 ? sizeof(double) : sizeof(float);
+  const size_t count = rows->logits.rows;
+  cuda_on_host::written_before = {{rows->per_sample, count * real}, {rows->row_state, count}};
+  const char* error = cuda::robust_losses_and_selection(*rows, *selection, nullptr);
+  cuda_on_host::written_before.clear();
+  return error;
+}
+
+const char* kernels_robust_gradients(const RobustGradientParams* params) {
+  return cuda::robust_gradients(*params, nullptr);
+}
+
 void kernels_set_order(bool descending) { cuda_on_host::settings.descending = descending; }
 
 void kernels_set_limits(unsigned most_threads, unsigned most_blocks) {
@@ -68,7 +83,8 @@ void kernels_ask(const int* outcomes, int count, bool* answers) {
 
 // For the Python side to notice that its view of the structs is not theirs.
 size_t kernels_size_of_parameters(int step) {
-  constexpr size_t sizes[] = {sizeof(RowParams), sizeof(SelectionParams), sizeof(GradientParams)};
+  constexpr size_t sizes[] = {sizeof(RowParams), sizeof(SelectionParams), sizeof(GradientParams),
+                              sizeof(RobustRowParams), sizeof(RobustGradientParams)};
   return sizes[step];
 }
 }

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 
+import test_robust_kernels as robust
 import test_row_kernels as rows
 import test_selection_kernels as selection
 from host_build import CSRC
@@ -53,6 +54,20 @@ def special_rows(kernels: HostKernels) -> None:
 
 def gradients(kernels: HostKernels) -> None:
     rows.test_gradients_equal_the_closed_form_in_every_type_and_vector_width(kernels, "float32", 4, 40)
+
+
+def robust_special_rows(kernels: HostKernels) -> None:
+    robust.test_special_logits(kernels, "nce_rce", 1.0, 0.1, "float32", 10)
+
+
+def robust_long_rows(kernels: HostKernels) -> None:
+    robust.test_large_logits_keep_their_digits_and_the_width_of_the_loads_changes_no_bit(
+        kernels, *robust.LOSSES[3], 2000
+    )
+
+
+def sieve(kernels: HostKernels) -> None:
+    robust.test_the_selection_is_linked_and_takes_what_the_sieve_keeps(kernels, 128, True)
 
 
 def small_batches(kernels: HostKernels) -> None:
@@ -119,7 +134,7 @@ def mean_of_a_cluster(kernels: HostKernels) -> None:
 VECTORS, LAUNCHES = "cuda/row_vectors.cuh", "cuda/row_launches.cuh"
 REDUCTIONS, ROWS, GRADIENTS = "cuda/reductions.cuh", "cuda/row_losses.cuh", "cuda/row_gradients.cuh"
 SELECTION, COUNTING, RADIX = "cuda/selection.cuh", "cuda/counting_selection.cuh", "cuda/radix_selection.cuh"
-TOGETHER, CLUSTER = "cuda/rows_and_selection.cuh", "cuda/cluster.cuh"
+TOGETHER, CLUSTER, ROBUST = "cuda/rows_and_selection.cuh", "cuda/cluster.cuh", "cuda/robust_loss.cuh"
 
 MUTANTS = {
     # a barrier is missing
@@ -223,6 +238,26 @@ MUTANTS = {
     ),
     "gradient: network 1's choice for both": Mutant(
         GRADIENTS, "params.selected2[row] != 0", "(FAULT ? params.selected1 : params.selected2)[row] != 0", gradients
+    ),
+    # the robust losses
+    "robust: a masked class counts": Mutant(
+        ROBUST, "if (shifted_logit == minus_infinity<Real>()) return;",
+        "if (!FAULT && shifted_logit == minus_infinity<Real>()) return;", robust_special_rows,
+    ),
+    "robust: the gradient of a masked class is not 0": Mutant(
+        ROBUST, "shifted == minus_infinity<Real>() ? Real(0)", "!FAULT && shifted == minus_infinity<Real>() ? Real(0)",
+        robust_special_rows,
+    ),
+    "robust: rows that do not train keep what was there": Mutant(
+        ROBUST, "zero_row<N>(gradient, logits.classes", "if (!FAULT) zero_row<N>(gradient, logits.classes",
+        robust_special_rows,
+    ),
+    "robust, long rows: the sum is not relative to the maximum": Mutant(
+        ROBUST, "sums.add_class(values[i] - max[0]);", "sums.add_class(values[i] - (FAULT ? Real(0) : max[0]));",
+        robust_long_rows,
+    ),
+    "robust: the sieve leaves out what is not finite, uncounted": Mutant(
+        "robust_rows.h", "row.in_sieve || !(row.loss", "row.in_sieve || !FAULT && !(row.loss", sieve,
     ),
     # order and ties
     "counting: ties to the higher row": Mutant(

@@ -113,7 +113,8 @@ def compiled(ptx_file: Path, ptx_for_100: Path, selections_for_80: Path) -> list
 
 
 def test_no_kernel_on_logits_of_up_to_32_bits_spills(compiled: list[Kernel]) -> None:
-    float32, half = 5 + 3 + 5, 4 + 2 + 4  # for a width: rows, rows with selection, gradients
+    # for a width: rows, rows with selection, gradients; rows and gradients of robust losses
+    float32, half = 5 + 3 + 5 + 5 + 5, 4 + 2 + 4 + 4 + 4
     count = 2 * float32 + 3 * half + 2  # and two selections
     assert Counter(kernel.capability for kernel in compiled) == {"80": count, "90": count, "100": count + 3 * half}
     assert [kernel for kernel in compiled if kernel.spilled_bytes > 0] == []
@@ -144,20 +145,22 @@ def test_a_row_in_too_few_registers_is_reported(ptx_file: Path, ptx: dict[str, s
 @pytest.mark.parametrize("mapping", range(4))
 def test_rows_in_registers_move_16_bytes_at_a_time(ptx: dict[str, str], dtype: str, mapping: int) -> None:
     arguments = f"I{MANGLED[dtype]}Li{mapping}ELi{WIDEST[dtype]}E"
-    vectors = 2 * (4, 8, 8, 32)[mapping] // WIDEST[dtype]  # of two networks
+    vectors = (4, 8, 8, 32)[mapping] // WIDEST[dtype]
     if (dtype, mapping) == ("bfloat16", 0):
         assert not any(arguments in name for name in ptx)
         return
-    assert len(re.findall(LOAD_16_BYTES, kernel_named(ptx, f"row_losses_in_registers{arguments}"))) == vectors
-    gradient = kernel_named(ptx, f"row_gradients_in_registers{arguments}")
-    assert len(re.findall(LOAD_16_BYTES, gradient)) == vectors + 1  # and the row's statistics
-    assert len(re.findall(STORE_16_BYTES, gradient)) >= vectors + 2  # and zeros, in loops
+    for name, networks in (("row", 2), ("robust", 1)):
+        losses = kernel_named(ptx, f"{name}_losses_in_registers{arguments}")
+        gradient = kernel_named(ptx, f"{name}_gradients_in_registers{arguments}")
+        assert len(re.findall(LOAD_16_BYTES, losses)) == networks * vectors
+        assert len(re.findall(LOAD_16_BYTES, gradient)) == networks * vectors + 1  # and the row's statistics
+        assert len(re.findall(STORE_16_BYTES, gradient)) >= networks * (vectors + 1)  # and zeros, in loops
 
 
 def test_no_label_is_extended_to_64_bits_before_the_logits_are_asked_for(ptx: dict[str, str]) -> None:
     """Its sign alone would be: at that the row would wait for its label. Zeros in its upper half need no label."""
     rows = {name: body for name, body in ptx.items() if re.search("(losses|gradients)_in_registers|rows_and_sel", name)}
-    assert len(rows) == 2 * (4 + 3 + 4) + 3 * (3 + 2 + 3)  # float32, bfloat16; a width
+    assert len(rows) == 2 * (4 + 3 + 4 + 4 + 4) + 3 * (3 + 2 + 3 + 3 + 3)  # float32, bfloat16; a width
     for name, body in rows.items():
         assert "ld.global.s32" not in body, name
         narrow = re.findall(r"ld\.global\.s(?:8|16)\s+%rd\d+,.*\n\s*(\S+\s+%rd\d+, %rd\d+, \d+);", body)
@@ -192,7 +195,8 @@ def test_a_kernel_waits_for_the_one_before_it_where_its_code_is_for_9_0_and_nowh
     for name, body in kernels_of(for_90).items():
         before = body.partition("griddepcontrol.wait")[0]
         assert not is_selection(name) or not re.search(r"\b(ld|st|atom|red)\.(?!param)", before), name
-    assert for_90.count("griddepcontrol.launch_dependents") == 2 * 5 + 3 * 4  # types' widths × kernels of rows alone
+    # types' widths × kernels of rows alone, of pairs and of single networks
+    assert for_90.count("griddepcontrol.launch_dependents") == 2 * (2 * 5 + 3 * 4)
     assert "griddepcontrol" not in for_80
     assert not any(text in for_80 for text in CLUSTERS)
     for name, body in kernels_of(for_90).items():

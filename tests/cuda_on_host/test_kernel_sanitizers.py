@@ -45,6 +45,12 @@ template <> cudaError_t launch_rows_and_selection<TYPE>(const RowParams&, const 
 template <> cudaError_t launch_row_gradients<TYPE>(const GradientParams&, cudaStream_t) {
   return cudaErrorInvalidValue;
 }
+template <> cudaError_t launch_robust_losses<TYPE>(const RobustRowParams&, cudaStream_t) {
+  return cudaErrorInvalidValue;
+}
+template <> cudaError_t launch_robust_gradients<TYPE>(const RobustGradientParams&, cudaStream_t) {
+  return cudaErrorInvalidValue;
+}
 }
 """
 
