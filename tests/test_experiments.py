@@ -15,6 +15,7 @@ from jocor_fast.engine.plan import plan_epoch
 from jocor_fast.methods import METHODS
 from jocor_fast.noise_kinds import Noise
 from jocor_fast.paper.experiments import EXPERIMENTS, Cell
+from jocor_fast.paper.run_queue import flags_of
 from jocor_fast.schedules import steps_per_epoch
 
 
@@ -222,3 +223,12 @@ def test_cifar10n_runs_all_methods_on_each_set_of_labels_without_the_true_ones()
     assert jocor.run_folder(2) == "cifar10n-worst/jocor/seed2"
     config = resolve({name: str(value) for name, value in settings.items()})
     assert (config.noise, config.noise_rate, config.sources["forget_rate"]) == (None, None, "flag")
+
+
+def test_taks_drops_on_mnist_what_its_authors_searched_for_and_elsewhere_the_wrong_labels() -> None:
+    cells = {name: EXPERIMENTS[name].cells(("taks",)) for name in ("mnist", "fashion-mnist")}
+    assert [(cell.settings["forget_rate"], cell.settings["perturbation"]) for cell in cells["mnist"]] == [
+        (0.35, 0.005), (0.65, 0.005), (0.85, 0.005), (0.3, 0.001),
+    ]  # fmt: skip
+    assert all("forget_rate" not in cell.settings for cell in cells["fashion-mnist"])
+    assert "--forget-rate 0.65" in " ".join(flags_of(cells["mnist"][1].run_settings(1)))
