@@ -235,7 +235,7 @@ def calls_of_an_epoch(networks: tuple[nn.Module, ...], data: Samples, **changes:
 @pytest.mark.parametrize("method", METHODS)
 def test_no_operator_of_a_step_waits_for_the_device(method: str) -> None:
     networks = pair_of(small_cnn)[: METHODS[method].num_networks]
-    names = calls_of_an_epoch(networks, blobs(40, (3, 8, 8)), method=method, augment="crop-flip")
+    names = calls_of_an_epoch(networks, blobs(40, (3, 8, 8)), method=method, augment="crop-flip", forget_rate=0.1)
     assert "aten::convolution" in names
     assert "aten::_fused_adam_" in names
     assert not names & WAITING

@@ -160,7 +160,8 @@ class TrainingState:
         """
         order = torch.randperm(len(self.source), generator=self.generator, device=self.device)
         if self.step.method.chooses_samples:
-            order = order[self._chosen(plan)[order]]
+            chosen_first = self._chosen(plan)[order].int().argsort(descending=True, stable=True)
+            order = order[chosen_first[: plan.samples]]
         order = self.processes.share_of(order[: plan.steps * plan.batch_size])
         log, self._kept_log = self._kept_log, None
         if log is None:
