@@ -15,7 +15,7 @@ from jocor_fast.engine.epoch_log import EpochLog
 from jocor_fast.engine.metrics import Epoch, Fault, epoch_metrics, fault_so_far
 from jocor_fast.engine.plan import plan_epoch
 from jocor_fast.engine.processes import ALONE
-from jocor_fast.methods import StepLoss
+from jocor_fast.methods import METHODS, StepLoss
 
 CLEAN = torch.tensor([True, False, False, True])  # of samples 0 … 3
 
@@ -53,7 +53,8 @@ def numbers(
 
 def a_state(*, unsound: bool = False, **values: Any) -> Any:
     source = SimpleNamespace(reads_files=False)
-    return SimpleNamespace(processes=ALONE, source=source, unsound=lambda: torch.tensor(unsound), **values)
+    step = SimpleNamespace(method=METHODS["jocor"]())
+    return SimpleNamespace(step=step, processes=ALONE, source=source, unsound=lambda: torch.tensor(unsound), **values)
 
 
 def broken_batch(log: EpochLog) -> int | None:

@@ -272,5 +272,5 @@ def test_auto_is_nothing_for_who_does_not_select_and_no_number_for_small_loss() 
     assert config.forget_rate == 0.0
     with pytest.raises(ConfigError, match=r"^--val-labels small-loss needs a number for --forget-rate: jocor-fast est"):
         build_task(resolve({"forget_rate": "auto", "val_fraction": "0.1", "val_labels": "small-loss"}))
-    with pytest.raises(ConfigError, match=r"^--forget-rate must be a number or auto, got 'much'"):
+    with pytest.raises(ConfigError, match=r"^--forget-rate must be a number or auto or adaptive, got 'much'"):
         resolve({"forget_rate": "much"})

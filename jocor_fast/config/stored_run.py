@@ -30,6 +30,8 @@ def read_config(folder: Path) -> dict[str, Any]:
     """The content of a run's config.json; a RunError where the folder holds no run."""
     content = read_json(folder / CONFIG)
     if content is None or not isinstance(content.get("settings"), dict):
+        if not folder.exists():
+            raise RunError(f"{folder} does not exist: train a run first", "RUN")
         raise RunError(f"{folder} is not the folder of a run (it has no whole {CONFIG})", "RUN")
     return content
 

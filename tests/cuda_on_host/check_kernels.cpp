@@ -4,6 +4,7 @@
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -271,11 +272,13 @@ void check_batch(int64_t rows, int64_t classes, int64_t stride, int64_t offset, 
     expect_launched(cuda::select_small_loss(batch.robust_selection_params(true), nullptr), where);
   }
   expect_launched(cuda::robust_gradients(batch.robust_gradient_params(true), nullptr), where);
-  expect_close(batch.per_sample.from_device(), batch.per_sample.host, close, "robust per_sample", where);
+  // beta 2 makes it a difference, or a sum by the factor 18, of terms that are larger than it, and so are its errors.
+  const double of_terms = 20 * close;
+  expect_close(batch.per_sample.from_device(), batch.per_sample.host, of_terms, "robust per_sample", where);
   expect(batch.selected.from_device() == batch.selected.host, "the sieve differs from the CPU's", where);
   expect(batch.counts.from_device() == batch.counts.host, "the sieve's counts differ from the CPU's", where);
-  expect_close(batch.mean.from_device(), batch.mean.host, close, "robust mean", where);
-  expect_close(batch.grad1.from_device(), batch.grad1.host, of_gradient, "robust gradient", where);
+  expect_close(batch.mean.from_device(), batch.mean.host, of_terms, "robust mean", where);
+  expect_close(batch.grad1.from_device(), batch.grad1.host, std::max(of_terms, of_gradient), "robust gradient", where);
 }
 
 // Losses that repeat: ties are taken in order.
