@@ -15,7 +15,7 @@ FORMATTED_SOURCES := $(filter %.cpp %.h %.cu %.cuh,$(EXTENSION_SOURCES)) $(wildc
 
 comma := ,
 
-.PHONY: help train test test-plain docs bench compare gpu lint format clean
+.PHONY: help train test test-plain docs bench compare gpu wheels lint format clean
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 
@@ -29,6 +29,7 @@ help:
 	@echo "make compare  the loss against its contenders, each at its best setting: benchmarks/results/loss_cpu.json and .md,"
 	@echo "              and from hidden states: linear_loss.json and .md"
 	@echo "make gpu      tests and measures on a GPU, offline, with $(PYTHON): six minutes; PARTS=bench-full for others"
+	@echo "make wheels   manylinux wheels for the interpreters at hand, each tested without a compiler: dist/"
 	@echo "make lint     formatting, lint and types; make format repairs the formatting"
 	@echo "make clean    removes .venv and what was built"
 	@echo "PYTHON=python3.12 chooses the interpreter; FORCE_CPU=1, FORCE_CUDA=1, CUDA_HOME and MAX_JOBS reach the build."
@@ -63,6 +64,11 @@ compare: $(VENV)/.package
 # lie on PYTHONPATH.
 gpu:
 	PYTHONPATH="$(PYTHONPATH)" $(PYTHON) benchmarks/gpu/run.py $(if $(PARTS),--parts "$(PARTS)") $(if $(OUTPUT),--output "$(OUTPUT)")
+
+# PYTHONS and WHEEL_TORCH choose interpreters and torch; see the script.
+wheels: $(VENV)/.torch
+	$(PIP) --quiet --group wheels
+	BIN=$(BIN) .ci/wheels
 
 lint: $(VENV)/.dev $(VENV)/.package
 	$(BIN)/ruff format --check .
