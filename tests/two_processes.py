@@ -283,7 +283,7 @@ def drawn(processes: Processes) -> dict[str, Any]:
 
 
 SCENARIOS: dict[str, Callable[[Processes], dict[str, Any]]] = {
-    # GCE by SGD: its gradients vanish on rows that are learnt, and Adam makes whole steps of what is left, the rounding.
+    # GCE by SGD: its gradients vanish on rows that are learnt, and Adam makes whole steps of the rounding that is left.
     **{
         f"method {name}": lambda processes, name=name: epochs(
             processes, method=name, count=2, optimizer="sgd" if name == "gce" else "adam"
