@@ -58,6 +58,7 @@ def train(state: TrainingState, epochs: Iterable[int], observer: Observer) -> Fa
         plan = state.plan_epoch(epoch)
         log, rates = state.begin_epoch(plan)
         batches = state.source.batches(log.order[log.step * plan.own_rows :], plan.own_rows, epoch)
+        state.batches = batches
         started = perf_counter()
         while log.step < plan.steps:
             if observer.pause_due(log):
