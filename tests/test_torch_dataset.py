@@ -206,7 +206,5 @@ def test_a_signal_to_the_whole_process_group_ends_the_run_at_a_checkpoint(tmp_pa
         text=True,
         timeout=300,
     )
-    assert process.returncode == 143, process.stderr
-    # At times torch tells, when Python ends and after all is saved, that a worker was ended by a signal.
-    assert process.stderr == "" or process.stderr.startswith("Exception ignored in atexit callback"), process.stderr
+    assert (process.returncode, process.stderr) == (143, "")
     assert json.loads((tmp_path / "summary.json").read_text())["status"] == "interrupted"

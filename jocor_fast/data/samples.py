@@ -6,7 +6,7 @@ Those in memory are here, image files in `data.images.source`, a torch Dataset i
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Generator
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol, runtime_checkable
 
@@ -141,7 +141,7 @@ class InputSource(Protocol):
         """A few samples as the networks take them, to try them out."""
         ...
 
-    def batches(self, order: Tensor, batch_size: int, epoch: int = 0) -> Iterator[Batch]:
+    def batches(self, order: Tensor, batch_size: int, epoch: int = 0) -> Generator[Batch]:
         """The samples with the numbers int64 [M] in `order`, batch by batch; the last one may be smaller.
 
         `epoch` picks the random crops of a source that makes them; 0, which is no epoch's number, has none. A source
@@ -151,6 +151,10 @@ class InputSource(Protocol):
 
     def network_input(self, stored: Tensor) -> Tensor:
         """What a network takes, of a batch's `stored`."""
+        ...
+
+    def close(self) -> None:
+        """End what reads for it; afterwards it has no batches. Generators of batches are closed before."""
         ...
 
 
@@ -176,7 +180,7 @@ class ResidentInputs:
         """The stored rows [B, ...] of the sample numbers int64 [B]."""
         return self.stored.index_select(0, rows)  # indexing with [rows] takes five times as long on the CPU
 
-    def batches(self, order: Tensor, batch_size: int, epoch: int = 0) -> Iterator[Batch]:
+    def batches(self, order: Tensor, batch_size: int, epoch: int = 0) -> Generator[Batch]:
         for samples in order.split(batch_size):
             yield Batch(samples, self.gather(samples))
 
@@ -184,6 +188,9 @@ class ResidentInputs:
         if stored.dtype == torch.uint8 and stored.is_cuda:
             return stored * self._factor  # the same numbers by one kernel; on a CPU it takes longer
         return as_network_input(stored, self.scale)
+
+    def close(self) -> None:
+        pass
 
 
 def as_network_input(stored: Tensor, scale: float) -> Tensor:

@@ -10,7 +10,7 @@ import contextlib
 import random
 import signal
 import traceback
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -146,7 +146,7 @@ class DatasetSource:
             self._first = self.inputs.first(count).to(self.device)
         return self.network_input(self._first[:count])
 
-    def batches(self, order: Tensor, batch_size: int, epoch: int = 0) -> Iterator[Batch]:
+    def batches(self, order: Tensor, batch_size: int, epoch: int = 0) -> Generator[Batch]:
         groups = order.split(batch_size)
         self._requests[:] = [self.inputs.request(group.tolist(), epoch) for group in order.cpu().split(batch_size)]
         for samples, read in zip(groups, self._loader, strict=True):
@@ -154,6 +154,10 @@ class DatasetSource:
 
     def network_input(self, stored: Tensor) -> Tensor:
         return as_network_input(stored, 1 / 255)
+
+    def close(self) -> None:
+        # The loader's own end of its workers; those that live when Python ends are killed, and torch reports each.
+        del self._loader
 
 
 def _whole(read: Tensor | Fault) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from time import perf_counter
 
@@ -58,25 +59,25 @@ def train(state: TrainingState, epochs: Iterable[int], observer: Observer) -> Fa
         plan = state.plan_epoch(epoch)
         log, rates = state.begin_epoch(plan)
         batches = state.source.batches(log.order[log.step * plan.own_rows :], plan.own_rows, epoch)
-        state.batches = batches
-        started = perf_counter()
-        while log.step < plan.steps:
-            if observer.pause_due(log):
-                log.seconds += _seconds_since(started, state.device)
-                fault = fault_so_far(plan, log, state)
-                if fault is not None:  # the checkpoint before it stays
-                    return fault
-                observer.on_pause()
-                started = perf_counter()
-            if state.captured is not None:
-                state.captured.launch(log)
-            else:
-                samples, stored = _next(batches, state, log)
-                labels = state.labels.index_select(0, samples)
-                outcome = state.threads(stored, labels, rates, state.history.ranks_of(samples), samples)
-                log.record(outcome)
-                state.history.note(samples, labels, outcome)
-            observer.on_step(epoch, log)
+        with closing(batches):
+            started = perf_counter()
+            while log.step < plan.steps:
+                if observer.pause_due(log):
+                    log.seconds += _seconds_since(started, state.device)
+                    fault = fault_so_far(plan, log, state)
+                    if fault is not None:  # the checkpoint before it stays
+                        return fault
+                    observer.on_pause()
+                    started = perf_counter()
+                if state.captured is not None:
+                    state.captured.launch(log)
+                else:
+                    samples, stored = _next(batches, state, log)
+                    labels = state.labels.index_select(0, samples)
+                    outcome = state.threads(stored, labels, rates, state.history.ranks_of(samples), samples)
+                    log.record(outcome)
+                    state.history.note(samples, labels, outcome)
+                observer.on_step(epoch, log)
         state.threads.rest()
         state.history.record_noted()
         log.seconds += _seconds_since(started, state.device)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from jocor_fast.data.samples import Batch, InputSource, ResidentInputs, Samples
+from jocor_fast.data.samples import InputSource, ResidentInputs, Samples
 from jocor_fast.engine import augment
 from jocor_fast.engine.epoch_log import EpochLog
 from jocor_fast.engine.evaluate import EvaluationSet, predicted_probabilities
@@ -67,7 +67,6 @@ class TrainingState:
         self.step = TrainingStep(settings, method, self.networks, self.source, device, self.generator, processes)
         self.step.class_weights = self._class_weights()
         self.threads = StepThreads(self.step, self.networks)
-        self.batches: Iterator[Batch] | None = None  # of the epoch under way
         adaptive = settings.forget_rate == ADAPTIVE and method.selects
         self.forget_rate = AdaptiveForgetRate(settings.ramp_epochs) if adaptive else None
         self.history = SampleHistory(self.labels, len(self.networks), ranked=self.step.per_class, certainties=adaptive)
@@ -269,10 +268,9 @@ class TrainingState:
             self.source.bad_files.restore(state["bad_files"])
 
     def release(self) -> None:
-        """Hand the networks back: ordinary modules, in evaluation mode, without gradients."""
+        """Close the source, and hand the networks back: ordinary modules, in evaluation mode, without gradients."""
         self.threads.rest()
-        if isinstance(self.batches, Generator):
-            self.batches.close()  # ends the workers that read for it; at Python's end they would be killed
+        self.source.close()
         self.step.group.release()
         for network in self.networks:
             network.eval()

@@ -112,7 +112,7 @@ class ImageSource:
                 self._first = self.decoder.network_input(torch.cat([stored for _, stored in decoded]))
         return self._first[:count]
 
-    def batches(self, order: Tensor, batch_size: int, epoch: int = 0) -> Iterator[Batch]:
+    def batches(self, order: Tensor, batch_size: int, epoch: int = 0) -> Generator[Batch]:
         groups = [group.tolist() for group in order.cpu().split(batch_size)]
         draws = None
         if self.training and self.preprocessing.augment and epoch:
@@ -130,6 +130,9 @@ class ImageSource:
 
     def network_input(self, stored: Tensor) -> Tensor:
         return self.decoder.network_input(stored)
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False)
 
     def _read_ahead(self, groups: Sequence[list[int]], read: Callable[[int], Any]) -> Generator[Loaded]:
         """Batches in their order, each read while those before it are used; leaving off leaves nothing behind."""
