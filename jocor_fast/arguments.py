@@ -28,10 +28,7 @@ def check_co_lambda(co_lambda: float) -> float:
     """Return λ, the weight of the agreement between the networks: a float in [0, 1]."""
     if type(co_lambda) is float and 0.0 <= co_lambda <= 1.0:
         return co_lambda
-    value = as_real("co_lambda", co_lambda)
-    if not 0 <= value <= 1:
-        raise ArgumentValueError("co_lambda", f"must lie in [0, 1], got {co_lambda!r}")
-    return value
+    return in_unit_interval("co_lambda", co_lambda)
 
 
 def check_forget_rate(forget_rate: float) -> float:
@@ -138,6 +135,16 @@ def not_negative(name: str, value: Any) -> float:
     if not 0 <= number < math.inf:
         raise ArgumentValueError(name, f"must be finite and at least 0, got {number}")
     return number
+
+
+def not_negative_int(name: str, value: Any) -> int:
+    """Return the number as a Python int of at least 0."""
+    return at_least(name, value, 0)
+
+
+def positive_int(name: str, value: Any) -> int:
+    """Return the number as a Python int of at least 1."""
+    return at_least(name, value, 1)
 
 
 def above_zero(name: str, value: Any) -> float:

@@ -78,12 +78,13 @@ def linear_jocor_loss(
     ignore_index = arguments.check_ignore_index(ignore_index)
     rows = _rows_of(hidden1)
     if forget_rate is not None:
-        most = rows - int(forget_rate * rows)  # or one more than `num_keep`, which torch.compile cannot look into
+        most = max(
+            min(rows, 1), rows - int(forget_rate * rows)
+        )  # or one more than `num_keep`, which torch.compile cannot look into
     else:
         most = rows if isinstance(num_keep, Tensor) else min(int(num_keep or 0), rows)
-    per_sample = _per_sample(
-        hidden1, weight1, bias1, hidden2, weight2, bias2, target, ignore_index, co_lambda, chunk_rows, most
-    )
+    tensors = hidden1, weight1, bias1, hidden2, weight2, bias2
+    per_sample = _per_sample(tensors, target, ignore_index, co_lambda, chunk_rows, most)
     return JoCoROutput(*composed_losses.selected_mean(per_sample, target, forget_rate, num_keep, ignore_index))
 
 
@@ -115,18 +116,12 @@ def linear_joint_loss(
     """
     ignore_index = arguments.check_ignore_index(ignore_index)
     most = _rows_of(hidden1)
-    return _per_sample(
-        hidden1, weight1, bias1, hidden2, weight2, bias2, target, ignore_index, co_lambda, chunk_rows, most
-    )
+    tensors = hidden1, weight1, bias1, hidden2, weight2, bias2
+    return _per_sample(tensors, target, ignore_index, co_lambda, chunk_rows, most)
 
 
 def _per_sample(
-    hidden1: Tensor,
-    weight1: Tensor,
-    bias1: Tensor | None,
-    hidden2: Tensor,
-    weight2: Tensor,
-    bias2: Tensor | None,
+    tensors: tuple[Any, ...],
     target: Tensor,
     ignore_index: int | None,
     co_lambda: float,
@@ -135,10 +130,10 @@ def _per_sample(
 ) -> Tensor:
     """Return the joint loss of each row, [B]; of which at most so many will get a gradient."""
     co_lambda = arguments.check_co_lambda(co_lambda)
-    tensors = _in_one_type(hidden1, weight1, bias1, hidden2, weight2, bias2)
+    tensors = _in_one_type(tensors)
     tensor_arguments.check_linear_pair(*tensors)
-    tensor_arguments.check_target("hidden1", hidden1, target)
     hidden1, weight1 = tensors[:2]
+    tensor_arguments.check_target("hidden1", hidden1, target)
     rows, row_bytes = hidden1.shape[0], 2 * weight1.shape[0] * hidden1.element_size()
     if chunk_rows is None:
         most_rows = max(1, _LARGEST_CHUNK_BYTES // row_bytes)
@@ -151,7 +146,7 @@ def _per_sample(
     return result
 
 
-def _in_one_type(*tensors: Any) -> tuple[Any, ...]:
+def _in_one_type(tensors: tuple[Any, ...]) -> tuple[Any, ...]:
     """Cast the tensors as autocast casts those of `F.linear`, where it is enabled on their device."""
     first = tensors[0]
     if not torch.is_autocast_enabled(first.device.type):

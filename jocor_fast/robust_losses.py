@@ -9,13 +9,12 @@ gradient are those of its logits without the column, which itself gets the gradi
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from jocor_fast._operators import operator
 from jocor_fast.arguments import check_ignore_index, check_positive_part, check_reduction, check_switch, not_negative
 from jocor_fast.outputs import CoresOutput
-from jocor_fast.reference import ROBUST_KINDS
+from jocor_fast.reference import ROBUST_KINDS, eligible_rows
 
 _loss = operator("robust_loss")
 
@@ -198,4 +197,4 @@ def _reduced(
         return rows
     if ignore_index is None:
         return rows.sum() / max(len(rows), 1)
-    return rows.sum() / torch.clamp((target.long() != ignore_index).sum(), min=1)
+    return rows.sum() / eligible_rows(target, ignore_index).sum().clamp(min=1)

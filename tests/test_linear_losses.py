@@ -135,7 +135,7 @@ def test_the_way_of_a_gpu_which_counts_nothing(chunk_rows: int | None, monkeypat
     mine, theirs = pair(), pair()
     for given in (mine, theirs):
         given["hidden1"].data[3] = torch.nan
-        given["target"][5:] = -100  # so that fewer are eligible than num_keep says
+        given["target"][5:] = -100  # fewer are eligible than num_keep says
     out = jf.linear_jocor_loss(**mine, num_keep=10, ignore_index=-100, chunk_rows=chunk_rows)
     assert (out.num_selected, out.num_nonfinite) == (4, 1)
     out.loss.backward()

@@ -172,7 +172,7 @@ def test_a_checkpoint_from_before_a_method_had_its_state_is_refused(method_with_
         (
             "engine/settings.py",
             "    precision: str",
-            "toy: int = option(3, TRAINING, 'N', 'a toy', check=_at_least(0))",
+            "toy: int = option(3, TRAINING, 'N', 'a toy', check=arguments.not_negative_int)",
         ),
         ("config/options.py", "    no_test: bool", "toy: int = option(3, VALIDATION, 'N', 'a toy')"),
     ],

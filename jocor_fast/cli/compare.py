@@ -154,7 +154,7 @@ def _idle_reason(name: str, flags: Mapping[str, Any], cell: Cell) -> str:
 
 
 def _task(chosen: Sequence[Cell], console: Console) -> Task:
-    """Return what the runs learn from, so that what is wrong with it is an error before any run."""
+    """Return what the runs learn from; what is wrong with it is an error before any run."""
     configs = [cell.config(1) for cell in chosen]
     config = next((one for one in configs if uses_forget_rate(one.training.method, one.val_labels)), configs[0])
     from jocor_fast.config.task import build_task

@@ -30,17 +30,13 @@ TOGETHER = "several processes (torchrun)"
 SHOWN_AS = {"co_lambda": "λ", "warmup_epochs": "warm-up", "transition_val_fraction": "T split"}
 
 
-def _at_least(least: int) -> Callable[[str, Any], int]:
-    return lambda name, value: arguments.at_least(name, value, least)
-
-
 def _or_none(check: Callable[[str, Any], Any]) -> Callable[[str, Any], Any]:
     """Return the check of an option whose default None leaves it to the recipe."""
     return lambda name, value: None if value is None else check(name, value)
 
 
 def _seed(name: str, value: Any) -> int:
-    seed = arguments.at_least(name, value, 0)
+    seed = arguments.not_negative_int(name, value)
     if seed >= 2**63:
         raise ArgumentValueError(name, f"must be under 2**63, got {seed}")
     return seed
@@ -55,14 +51,6 @@ def device_name(device: str | torch.device) -> str:
     if number is None or int(number[1] or 0) > _MOST_DEVICE:
         raise ArgumentValueError("device", f"must be auto, cpu, cuda or cuda:N, got {name!r}")
     return name
-
-
-def _threads(name: str, value: Any) -> int | None:
-    return None if value is None else arguments.at_least(name, value, 1)
-
-
-def _smoothing(name: str, value: Any) -> float:
-    return arguments.check_label_smoothing(value)
 
 
 def _device(name: str, value: Any) -> str:
@@ -139,7 +127,7 @@ class TrainSettings:
     )
     method_options: Mapping[str, int | float] = field(default_factory=dict)
     ramp_epochs: int = option(
-        10, METHOD, "N", "epochs over which the dropped share rises from 0 to τ", check=_at_least(0),
+        10, METHOD, "N", "epochs over which the dropped share rises from 0 to τ", check=arguments.not_negative_int,
         idle=_no_ramp,
         why="networks learn the clean labels first: leave them a few hundred steps",
     )
@@ -151,15 +139,17 @@ class TrainSettings:
     )
     warmup_epochs: int = _of_method("coteaching-plus", "warmup_epochs", why="cifar10: 20; cifar100: 5")
     epochs: int = option(
-        200, TRAINING, "N", "passes over the training data", check=_at_least(1),
+        200, TRAINING, "N", "passes over the training data", check=arguments.positive_int,
         why="--recipe published trains one fewer",
     )
     decay_start: int | None = option(
         None, TRAINING, "N", "last epoch at the full learning rate, which then decays linearly to 0",
-        check=_at_least(0), idle=_no_decay, why="0.4 of the epochs; cifar100 with --recipe published: 0.5",
+        check=arguments.not_negative_int, idle=_no_decay,
+        why="0.4 of the epochs; cifar100 with --recipe published: 0.5",
     )
     max_batches: int | None = option(
-        None, TRAINING, "N", "train on at most N batches an epoch, drawn anew each time", check=_or_none(_at_least(1)),
+        None, TRAINING, "N", "train on at most N batches an epoch, drawn anew each time",
+        check=_or_none(arguments.positive_int),
         why="all whole ones; --recipe published: 401",
     )
     beta1_after: float | None = option(
@@ -167,7 +157,7 @@ class TrainSettings:
         check=_or_none(arguments.check_fraction), idle=_no_adam, why="0.9; --recipe published: 0.1",
     )
     batch_size: int = option(
-        128, TRAINING, "B", "samples per step", check=_at_least(1),
+        128, TRAINING, "B", "samples per step", check=arguments.positive_int,
         why="digits: 32, as small data need small batches",
     )
     lr: float = option(1e-3, TRAINING, "LR", "learning rate", check=arguments.above_zero)
@@ -182,7 +172,8 @@ class TrainSettings:
     weight_decay: float = option(0.0, TRAINING, "W", "L2 penalty on the weights", check=arguments.not_negative)
     class_weights: str | tuple[float, ...] | None = None
     label_smoothing: float = option(
-        0.0, TRAINING, "E", "part of each label to spread evenly over all classes, in [0, 1]", check=_smoothing,
+        0.0, TRAINING, "E", "part of each label to spread evenly over all classes, in [0, 1]",
+        check=arguments.in_unit_interval,
     )
     augment: str = option(
         "none", TRAINING, "NAME", "random crops and horizontal flips", choices=AUGMENTATIONS, why="as in the paper"
@@ -205,7 +196,7 @@ class TrainSettings:
         why="not compiled; compiling takes a minute",
     )
     threads: int | None = option(
-        None, MACHINE, "N", "threads on the CPU", check=_threads, idle=_on_gpu,
+        None, MACHINE, "N", "threads on the CPU", check=_or_none(arguments.positive_int), idle=_on_gpu,
         why="those that OMP_NUM_THREADS or the cores allow, or one for a step where that is faster and changes no bit",
     )
     selection_scope: str = option(

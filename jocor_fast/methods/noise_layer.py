@@ -6,7 +6,7 @@ import math
 from collections.abc import Hashable
 from typing import TYPE_CHECKING, Any
 
-from jocor_fast.arguments import at_least
+from jocor_fast.arguments import not_negative_int
 from jocor_fast.methods.base import GROUP, History, Keep, Method, StepLoss, mean_step, register, without_gradient
 from jocor_fast.option import option
 
@@ -29,7 +29,7 @@ class Adaptation(Method):
     selects = False
     adaptation_warmup: int = option(
         2, GROUP, "N", "adaptation: epochs of cross-entropy before the layer",
-        check=lambda name, value: at_least(name, value, 0),
+        check=not_negative_int,
     )  # fmt: skip
 
     def start(self, labels: Tensor, classes: int) -> None:

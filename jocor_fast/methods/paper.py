@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import TYPE_CHECKING, Any
 
-from jocor_fast.arguments import at_least, check_co_lambda, check_fraction
+from jocor_fast.arguments import check_co_lambda, check_fraction, not_negative_int
 from jocor_fast.methods.base import GROUP, FirstStage, Keep, Method, StepLoss, register
 from jocor_fast.option import option
 from jocor_fast.schedules import keep_rounding
@@ -23,7 +23,7 @@ class Standard(Method):
     """One network, cross-entropy on everything: Standard+ that keeps the whole batch.
 
     torch's own cross-entropy wakes threads for 128 rows, and takes up to twice as long. Where every loss is finite the
-    two are the same; a row whose loss is not is left out and counted, as in every method but F-correction.
+    two are the same; a row whose loss is not is left out and positive_int, as in every method but F-correction.
     """
 
     title = "Standard"
@@ -137,9 +137,7 @@ class CoTeachingPlus(CoTeaching):
 
     title = "Co-teaching+"
     recipe: str
-    warmup_epochs: int = option(
-        0, GROUP, "N", "Co-teaching+: warm-up epochs of Co-teaching", check=lambda name, value: at_least(name, value, 0)
-    )
+    warmup_epochs: int = option(0, GROUP, "N", "Co-teaching+: warm-up epochs of Co-teaching", check=not_negative_int)
 
     def phase(self, epoch: int) -> Hashable:
         return epoch <= self.warmup_epochs

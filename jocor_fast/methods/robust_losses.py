@@ -3,22 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from jocor_fast.arguments import at_least, check_positive_part, in_unit_interval, not_negative
+from jocor_fast.arguments import check_positive_part, in_unit_interval, not_negative, not_negative_int, positive_int
 from jocor_fast.methods.base import GROUP, History, Keep, Method, StepLoss, register
 from jocor_fast.option import option
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-
-def _at_least_1(name: str, value: Any) -> int:
-    return at_least(name, value, 1)
-
-
-def _whole(name: str, value: Any) -> int:
-    return at_least(name, value, 0)
 
 
 @register("gce")
@@ -39,8 +31,8 @@ class GeneralisedCrossEntropy(Method):
         0.5, GROUP, "K", "probability of the label up to which a sample is pruned; 0 prunes none",
         check=in_unit_interval,
     )  # fmt: skip
-    gce_prune_from: int = option(40, GROUP, "N", "epoch of the first pruning", check=_at_least_1)
-    gce_prune_every: int = option(10, GROUP, "N", "epochs between prunings", check=_at_least_1)
+    gce_prune_from: int = option(40, GROUP, "N", "epoch of the first pruning", check=positive_int)
+    gce_prune_every: int = option(10, GROUP, "N", "epochs between prunings", check=positive_int)
 
     def start(self, labels: Tensor, classes: int) -> None:
         import torch
@@ -112,9 +104,9 @@ class Cores(Method):
     selects = False
     sieves = True
     cores_beta: float = option(2.0, GROUP, "B", "β, the weight of confidence, after its ramp", check=not_negative)
-    cores_beta_from: int = option(10, GROUP, "N", "epochs before β rises", check=_whole)
-    cores_beta_ramp: int = option(30, GROUP, "N", "epochs over which β rises", check=_at_least_1)
-    cores_sieve_after: int = option(30, GROUP, "N", "epochs before the sieve", check=_whole)
+    cores_beta_from: int = option(10, GROUP, "N", "epochs before β rises", check=not_negative_int)
+    cores_beta_ramp: int = option(30, GROUP, "N", "epochs over which β rises", check=positive_int)
+    cores_sieve_after: int = option(30, GROUP, "N", "epochs before the sieve", check=not_negative_int)
 
     def phase(self, epoch: int) -> tuple[float, bool]:
         """Return β and whether there is a sieve."""

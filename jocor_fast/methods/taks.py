@@ -21,7 +21,7 @@ class TAkS(Method):
 
     After an epoch each of the N samples adds a loss in [0, 1] to its sum: with p the largest probability, (1 − p) / 2
     where that class is the label, (1 + p) / 2 where it is another. The next epoch has the k smallest sums plus normal
-    noise of deviation `perturbation` · √(k · epochs), so that its choice has little regret whatever the losses do. The
+    noise of deviation `perturbation` · √(k · epochs), which bounds the regret of its choices for any losses. The
     first epoch has k samples at random.
     """
 
