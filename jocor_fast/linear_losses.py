@@ -19,9 +19,9 @@ _linear_joint_loss = _operators.operator("linear_joint_loss")
 # Logits of both networks that together take no more are kept: the memory is no matter, and reading them a second time
 # costs less than a second GEMM.
 KEPT_BYTES = 64 << 20
-# Chunks: a fifteenth of the rows. Its logits, in whose place its gradients are written, and what the GEMMs need for
-# themselves take less than a tenth of the logits of all rows. Multiples of 64, which suit the GEMMs, within 192 MB.
-_PART_OF_ROWS, _MULTIPLE, _LARGEST_CHUNK_BYTES = 15, 64, 192 << 20
+# Else rows that have logits at a time, of a tile of classes (see _linear_operators.py).
+CHUNK_ROWS = {"cpu": 1024}
+LARGE_CHUNK_ROWS = 4096
 
 
 def linear_jocor_loss(
@@ -41,7 +41,7 @@ def linear_jocor_loss(
 ) -> JoCoROutput:
     """Return `jocor_loss(F.linear(hidden1, weight1, bias1), F.linear(hidden2, weight2, bias2), target)`.
 
-    The logits of all rows, [B, C], never exist where they would be large: they are computed a chunk of rows at a time,
+    The logits, [B, C], never exist whole where they would be large: some rows of some classes are computed at a time,
     and in the backward pass again for the selected rows alone, which are the only ones that its GEMMs read. Small
     logits are kept (those of both networks in 64 MB), which costs less than to compute them twice.
 
@@ -78,9 +78,8 @@ def linear_jocor_loss(
     ignore_index = arguments.check_ignore_index(ignore_index)
     rows = _rows_of(hidden1)
     if forget_rate is not None:
-        most = max(
-            min(rows, 1), rows - int(forget_rate * rows)
-        )  # or one more than `num_keep`, which torch.compile cannot look into
+        # or one more than `num_keep`, which torch.compile cannot look into
+        most = max(min(rows, 1), rows - int(forget_rate * rows))
     else:
         most = rows if isinstance(num_keep, Tensor) else min(int(num_keep or 0), rows)
     tensors = hidden1, weight1, bias1, hidden2, weight2, bias2
@@ -136,9 +135,8 @@ def _per_sample(
     tensor_arguments.check_target("hidden1", hidden1, target)
     rows, row_bytes = hidden1.shape[0], 2 * weight1.shape[0] * hidden1.element_size()
     if chunk_rows is None:
-        most_rows = max(1, _LARGEST_CHUNK_BYTES // row_bytes)
-        part = max(rows // _PART_OF_ROWS // _MULTIPLE, 1) * _MULTIPLE
-        chunk, keeps = min(part, most_rows), rows * row_bytes <= KEPT_BYTES
+        chunk = CHUNK_ROWS.get(hidden1.device.type, LARGE_CHUNK_ROWS)
+        keeps = rows * row_bytes <= KEPT_BYTES
     else:
         chunk, keeps = arguments.at_least("chunk_rows", chunk_rows, 1), False
     keeps = keeps and torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)

@@ -15,6 +15,16 @@ from jocor_fast import _linear_operators, linear_losses
 from loss_cases import FLOAT_TYPES, dtype_name, everywhere
 
 KINDS: list[dict[str, Any]] = [{"forget_rate": 0.4}, {"num_keep": 5}, {"num_keep": torch.tensor(9)}]
+
+
+@pytest.fixture(params=[5, 512], ids=["tiles", "one tile"])
+def tiles(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    """How many tiles the 11 classes are in, where the logits are not kept."""
+    monkeypatch.setattr(_linear_operators, "TILE_CLASSES", {"cpu": request.param, "cuda": request.param})
+    return 3 if request.param == 5 else 1
+
+
+in_tiles = pytest.mark.usefixtures("tiles")
 on_one_device = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 
 
@@ -48,6 +58,7 @@ def assert_same(mine: dict[str, Any], theirs: dict[str, Any], **tolerances: floa
         torch.testing.assert_close(mine[name].grad, gradient, **tolerances)
 
 
+@in_tiles
 @everywhere
 @pytest.mark.parametrize("chunk_rows", [None, 1, 7, 1000])
 @pytest.mark.parametrize("ignore_index", [None, 3])
@@ -66,6 +77,7 @@ def test_value_selection_and_gradients_are_those_of_the_logits(
     assert_same(mine, theirs, rtol=0, atol=1e-12)
 
 
+@in_tiles
 @everywhere
 @pytest.mark.parametrize("chunk_rows", [None, 7])
 def test_rows_are_those_of_the_logits(loss: Any, device: str, chunk_rows: int | None) -> None:
@@ -79,6 +91,7 @@ def test_rows_are_those_of_the_logits(loss: Any, device: str, chunk_rows: int | 
     assert_same(mine, theirs, rtol=0, atol=1e-11)
 
 
+@in_tiles
 @pytest.mark.parametrize("dtype", FLOAT_TYPES[:3], ids=dtype_name)
 @pytest.mark.parametrize("chunk_rows", [None, 3])
 def test_other_types_are_as_exact_as_the_plain_way(dtype: torch.dtype, chunk_rows: int | None) -> None:
@@ -106,28 +119,29 @@ def rows_read_by_gemms(work: Callable[[], Any]) -> list[int]:
     for event in profile.events():
         if event.name in ("aten::mm", "aten::addmm", "aten::addmm_"):
             sizes = {size for shape in event.input_shapes if len(shape) == 2 for size in shape}
-            rows += sizes - {11, 13, 17}  # classes and features
+            rows += sizes - {11, 13, 17, 5, 1}  # classes, features and the classes of a tile
     return rows
 
 
 @pytest.mark.parametrize("chunk_rows", [None, 7])
-def test_the_backward_pass_multiplies_selected_rows_alone(chunk_rows: int | None) -> None:
+def test_the_backward_pass_multiplies_selected_rows_alone(chunk_rows: int | None, tiles: int) -> None:
     given = pair(rows=41)
     out = jf.linear_jocor_loss(**given, num_keep=16, chunk_rows=chunk_rows)
     rows = rows_read_by_gemms(out.loss.backward)
-    again = 2 if chunk_rows else 0  # logits
-    assert sum(rows) == (4 + again) * 16
+    assert sum(rows) == 16 * (6 * tiles if chunk_rows else 4)  # logits again, and of each network two gradients
     assert max(rows) == (chunk_rows or 16)
 
 
 @pytest.mark.parametrize("chunk_rows", [None, 7])
 def test_the_logits_of_a_chunk_are_all_that_there_is(chunk_rows: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Chosen from the sizes: kept where they are few, else chunks of at least 64 rows."""
+    """Where they are not kept; some classes of some rows."""
     monkeypatch.setattr(linear_losses, "KEPT_BYTES", 0)
+    monkeypatch.setattr(linear_losses, "CHUNK_ROWS", {"cpu": 64})
     rows = rows_read_by_gemms(lambda: jf.linear_jocor_loss(**pair(rows=100), forget_rate=0.5, chunk_rows=chunk_rows))
     assert (max(rows), sum(rows)) == (chunk_rows or 64, 200)
 
 
+@in_tiles
 @pytest.mark.parametrize("chunk_rows", [None, 7])
 def test_the_way_of_a_gpu_which_counts_nothing(chunk_rows: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """It takes as many rows as may be selected; those that are not add nothing, also where they are not finite."""
@@ -145,6 +159,7 @@ def test_the_way_of_a_gpu_which_counts_nothing(chunk_rows: int | None, monkeypat
     assert_same(mine, theirs, rtol=0, atol=1e-12)
 
 
+@in_tiles
 @pytest.mark.parametrize("chunk_rows", [None, 7])
 def test_rows_that_are_not_finite_add_nothing(chunk_rows: int | None) -> None:
     given = pair()
@@ -154,6 +169,47 @@ def test_rows_that_are_not_finite_add_nothing(chunk_rows: int | None) -> None:
     rows.sum().backward()
     assert all(gradient is not None and gradient.isfinite().all() for gradient in gradients(given).values())
     assert given["hidden1"].grad[3].abs().sum() == 0
+
+
+@in_tiles
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=dtype_name)
+@pytest.mark.parametrize("ruled_out", [[1, 7, 8], [5, 6, 7, 8, 9], [10]])
+@pytest.mark.parametrize("by", [("bias1", "bias2"), ("bias1",), ("bias2",)])
+def test_classes_that_a_network_rules_out(dtype: torch.dtype, ruled_out: list[int], by: tuple[str, ...]) -> None:
+    """Also all of a tile, and where the other network gives them no probability that is above zero."""
+    found = []
+    for linear in (True, False):
+        given = pair(dtype=dtype)
+        for name in ("bias1", "bias2"):
+            given[name].data[ruled_out] = -torch.inf if name in by else -1e5
+        if linear:
+            rows = jf.linear_joint_loss(**given, chunk_rows=9, co_lambda=0.4)
+        else:
+            rows = jf.joint_loss(*logits_of(given), given["target"], co_lambda=0.4)
+        rows.sum().backward()
+        found.append((rows.detach(), gradients(given)))
+    (rows, gradient), (plain, plain_gradient) = found
+    assert torch.equal(rows.isfinite(), plain.isfinite())
+    assert rows.isfinite().any()
+    finite = rows.isfinite()
+    torch.testing.assert_close(rows[finite], plain[finite])
+    torch.testing.assert_close(gradient, plain_gradient)
+
+
+@in_tiles
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=dtype_name)
+def test_logits_ten_thousand_apart(dtype: torch.dtype) -> None:
+    mine, theirs = pair(dtype=dtype), pair(dtype=dtype)
+    for given in (mine, theirs):
+        given["bias1"].data[::2] += 10_000
+        given["bias2"].data[::3] -= 10_000
+    rows = jf.linear_joint_loss(**mine, chunk_rows=9, co_lambda=0.4)
+    expected = jf.joint_loss(*logits_of(theirs), theirs["target"], co_lambda=0.4)
+    rounded = 10_000 * torch.finfo(dtype).eps  # of a logit
+    torch.testing.assert_close(rows, expected, rtol=rounded, atol=8 * rounded)
+    rows.sum().backward()
+    expected.sum().backward()
+    assert_same(mine, theirs, rtol=rounded, atol=8 * rounded)
 
 
 def test_what_wants_no_gradient_gets_none() -> None:
@@ -166,6 +222,7 @@ def test_what_wants_no_gradient_gets_none() -> None:
         assert not jf.linear_jocor_loss(**given, forget_rate=0.5).loss.requires_grad
 
 
+@in_tiles
 @pytest.mark.parametrize("chunk_rows", [None, 7])
 def test_both_networks_may_share_a_last_layer_and_gradients_accumulate(chunk_rows: int | None) -> None:
     """Also with an embedding that the hidden states come from."""
@@ -188,6 +245,7 @@ def test_both_networks_may_share_a_last_layer_and_gradients_accumulate(chunk_row
     torch.testing.assert_close(*found, rtol=0, atol=1e-12)
 
 
+@in_tiles
 @on_one_device
 @pytest.mark.parametrize("kept_bytes", [0, linear_losses.KEPT_BYTES], ids=["chunks", "kept"])
 def test_compiled_whole_with_any_batch(device: str, kept_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
