@@ -92,11 +92,17 @@ class NormalisedAndReverseCrossEntropy(Method):
         return _mean(logits[0], labels, "nce_rce", self.nce_rce_alpha, self.nce_rce_beta)
 
 
+LOG_SMALLEST = -18.420680743952367  # log 1e-8
+
+
 @register("cores")
 class Cores(Method):
     """One network, cross-entropy less β times its mean over all classes, on the rows of its sieve (CORES², ICLR 2021).
 
     β is 0 at first and then rises to its value; later on the sieve keeps the rows with n ≤ S / C, without τ.
+
+    The paper's loss has no lower bound: a network gains without end by logits that only grow. The authors' code takes
+    −log(p + 1e-8), and so do we, nearly: no logit counts as further than log 1e-8 below the largest.
     """
 
     title = "CORES²"
@@ -115,7 +121,10 @@ class Cores(Method):
 
     def loss(self, logits: tuple[Tensor, ...], labels: Tensor, keep: Keep) -> StepLoss:
         beta, sieve = self.phase(keep.epoch)
-        return _mean(logits[0], labels, "cores", 0.0, beta, sieve=sieve)
+        z = logits[0]
+        # Through amax too: without its gradient the largest logit would still be driven up.
+        bounded = z.maximum(z.amax(1, keepdim=True) + LOG_SMALLEST)
+        return _mean(bounded, labels, "cores", 0.0, beta, sieve=sieve)
 
 
 def _mean(logits: Tensor, labels: Tensor, kind: str, a: float, b: float, *, sieve: bool = False) -> StepLoss:
