@@ -148,8 +148,10 @@ def _expected(probability: Tensor, log_ratio: Tensor) -> Tensor:
 
 def _labels_in(tile: slice, target: Tensor) -> tuple[Tensor, Tensor]:
     """Return which labels are of the tile's classes, and their places there; those that are not get the place after."""
-    in_tile = (target >= tile.start) & (target < tile.stop)
-    return in_tile, torch.where(in_tile, target - tile.start, tile.stop - tile.start).long()
+    label = target.long() - tile.start  # uint8 has no 512
+    classes = tile.stop - tile.start
+    in_tile = (label >= 0) & (label < classes)
+    return in_tile, torch.where(in_tile, label, classes)
 
 
 @torch.library.custom_op("jocor_fast::linear_joint_loss_backward", mutates_args=())

@@ -196,6 +196,19 @@ def test_classes_that_a_network_rules_out(dtype: torch.dtype, ruled_out: list[in
     torch.testing.assert_close(gradient, plain_gradient)
 
 
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int64])
+def test_labels_of_fewer_numbers_than_a_tile_has_classes(dtype: torch.dtype) -> None:
+    mine, theirs = pair(classes=300), pair(classes=300)
+    for given in (mine, theirs):
+        given["target"] %= 100
+    rows = jf.linear_joint_loss(**{**mine, "target": mine["target"].to(dtype)}, chunk_rows=9)
+    expected = jf.joint_loss(*logits_of(theirs), theirs["target"])
+    torch.testing.assert_close(rows, expected)
+    rows.sum().backward()
+    expected.sum().backward()
+    assert_same(mine, theirs)
+
+
 @in_tiles
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=dtype_name)
 def test_logits_ten_thousand_apart(dtype: torch.dtype) -> None:
