@@ -13,13 +13,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-from jocor_fast.files.names import CONFIG, METRICS, SUMMARY, read_metrics, read_summary
+from jocor_fast.files.names import CONFIG, SUMMARY, read_summary
 from jocor_fast.report.tables import TextTable, percent
 from record import RESULTS, described
 
 FOLDER, KNOWN = RESULTS / "adaptive", RESULTS / "reproduce-mnist"
 NOISES = ("symmetric-0.2", "symmetric-0.5", "symmetric-0.8", "asymmetric-0.4", "clean")
-KEPT = {CONFIG, METRICS, SUMMARY}
+KEPT = {CONFIG, SUMMARY}
 
 
 def main() -> None:
@@ -59,7 +59,7 @@ def write() -> None:
         if not (folder / SUMMARY).exists():
             continue
         summary, known = read_summary(folder), KNOWN / f"mnist-{noise}" / "jocor" / "seed1"
-        rate = read_metrics(folder)[-1]["forget_rate"]
+        rate = summary["last"]["forget_rate"]
         mine, his, tau, difference = summary["last_10_mean"]["test_accuracy"], None, None, "n/a"
         if (known / SUMMARY).exists():
             his = read_summary(known)["last_10_mean"]["test_accuracy"]

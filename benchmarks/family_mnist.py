@@ -51,8 +51,10 @@ def main() -> None:
             accuracies = [line["test_accuracy"] for line in lines]
             row.append(f"{fmean(accuracies[-LAST:]):.2%} ({max(accuracies):.2%})" if lines else "not run")
         rows.append(row)
-    text = f"Test accuracy of seed 1: mean of the last ten of {EPOCHS} epochs (the best epoch's, which no run can know).\n\n"
-    text += f"{markdown_table(['method', *NOISES], rows)}\n{described()}\n"
+    text = (
+        f"Test accuracy of seed 1: mean of the last ten of {EPOCHS} epochs (the best epoch's, which no run can know)."
+    )
+    text += f"\n\n{markdown_table(['method', *NOISES], rows)}\n{described()}\n"
     FOLDER.mkdir(exist_ok=True)
     (FOLDER / "table.md").write_text(text, encoding="utf-8")
     comment = f"metrics.jsonl of seed 1: every {SHOWN_EVERY}th epoch, and the last {LAST}"
