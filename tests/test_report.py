@@ -333,10 +333,7 @@ def test_the_line_of_an_epoch() -> None:
         "epoch   7/200  loss 0.2500  test 95.12 %  label precision 93.40 %  kept 50 %  2.0 s"
     )
     unknown = epoch_line(line(7, None, None, train_loss=None, nonfinite_rows=3, val_accuracy=0.5), 7)
-    assert unknown == (
-        "epoch 7/7  loss n/a  test n/a  validation 50.00 %  label precision n/a  kept 50 %  2.0 s"
-        "  3 rows with a non-finite loss"
-    )
+    assert unknown == ("epoch 7/7  loss n/a  validation 50.00 %  kept 50 %  2.0 s  3 rows with a non-finite loss")
 
 
 def test_the_final_table_has_best_beside_mean_beside_last() -> None:
@@ -361,7 +358,6 @@ def test_the_final_table_without_test_labels() -> None:
     table = final_table([line(1, None, 0.5)], summary)
     assert table.rows == [
         ("epoch", "n/a", "1 to 1", "1"),
-        ("test accuracy", "n/a", "n/a", "n/a"),
         ("label precision", "n/a", "50.00 %", "50.00 %"),
     ]
     assert table.note == ""

@@ -239,12 +239,11 @@ class _Speed:
 
 
 def epoch_line(metrics: Mapping[str, Any], epochs: int) -> str:
-    """ "epoch  12/200  loss 0.4312  test 95.12 %  label precision 93.40 %  kept 50 %  0.7 s"."""
+    """ "epoch  12/200  loss 0.4312  test 95.12 %  label precision 93.40 %  kept 50 %  0.7 s", less what is unknown."""
     parts = [f"epoch {metrics['epoch']:>{len(str(epochs))}}/{epochs}", _titled("loss", metrics, LOSS)]
-    parts.append(_titled("test", metrics, TEST))
-    if metrics.get(VALIDATION) is not None:
-        parts.append(_titled("validation", metrics, VALIDATION))
-    parts.append(_titled("label precision", metrics, PRECISION))
+    for title, name in (("test", TEST), ("validation", VALIDATION), ("label precision", PRECISION)):
+        if metrics.get(name) is not None:
+            parts.append(_titled(title, metrics, name))
     parts.append(f"kept {100 * metrics['keep_rate']:.0f} %")
     if metrics.get(FORGET_RATE) is not None:
         parts.append(f"τ {shown(FORGET_RATE).text(metrics[FORGET_RATE])}")
@@ -266,7 +265,7 @@ def _titled(title: str, metrics: Mapping[str, Any], name: str) -> str:
 def final_table(metrics: Sequence[Mapping[str, Any]], summary: Mapping[str, Any]) -> TextTable:
     """Best epoch, mean of the last ten and last epoch side by side: test accuracy and label precision in percent.
 
-    Where there is a validation set, the epoch that it chose follows them.
+    Where there is a validation set, the epoch that it chose follows them. What is known of no epoch has no row.
     """
     last, mean, best = metrics[-1], summary["last_10_mean"], best_epoch(metrics)
     averaged = {**mean, "epoch": f"{last['epoch'] - mean['epochs'] + 1} to {last['epoch']}"}
@@ -276,13 +275,18 @@ def final_table(metrics: Sequence[Mapping[str, Any]], summary: Mapping[str, Any]
     if chosen is not None:
         columns["by validation"] = next((line for line in metrics if line["epoch"] == chosen["epoch"]), chosen)
         rows["validation"] = VALIDATION
+    known = {
+        heading: name
+        for heading, name in rows.items()
+        if any(values.get(name) is not None for values in columns.values())
+    }
     return TextTable(
         ("", *columns),
         [
             ("epoch", *(str(values.get("epoch", NOT_AVAILABLE)) for values in columns.values())),
             *(
                 (heading, *(shown(name).text(values.get(name)) for values in columns.values()))
-                for heading, name in rows.items()
+                for heading, name in known.items()
             ),
         ],
         note="Best epoch: chosen by the test labels, so not a result to report." if best else "",
@@ -300,12 +304,13 @@ def _figures(metrics: Mapping[str, Any] | None, speed: str, width: int) -> str:
     """Return what stands after the bar: nothing wraps, so on a narrow terminal the speed replaces the loss."""
     if metrics is None:
         return speed if width >= NARROW else ""
-    test = _titled("test", metrics, TEST)
-    if width < NARROW:
-        return test
-    figures = f"{test}  {_titled('precision', metrics, PRECISION)}"
-    if width < WIDE:
-        return figures
     loss = _titled("loss", metrics, LOSS)
+    figures = [
+        _titled(title, metrics, name)
+        for title, name in (("test", TEST), ("precision", PRECISION))
+        if metrics.get(name) is not None
+    ]
+    if width < WIDE and figures:
+        return "  ".join(figures[: 1 if width < NARROW else 2])
     first = f"{loss}  {speed}" if speed and width >= VERY_WIDE else speed or loss
-    return f"{first}  {figures}"
+    return "  ".join((first, *figures))
