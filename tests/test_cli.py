@@ -289,6 +289,22 @@ def test_every_command_prints_how_long_it_has_worked(
     assert (out if command == "predict" else error) == ""
 
 
+@pytest.mark.parametrize("terminal", [False, True], ids=["a pipe", "a terminal"])
+def test_in_a_notebook_no_bar_is_drawn_over_and_over(
+    terminal: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What its `!` runs has FORCE_COLOR and, unless it is piped, a terminal; all that is drawn is kept."""
+    for name, value in {"FORCE_COLOR": "1", "TERM": "xterm-color", "JPY_PARENT_PID": "1"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal)
+    monkeypatch.setattr("jocor_fast.cli.train.run", lambda _, console: print(console.is_interactive) or 0)
+    assert main(["train"]) == 0
+    assert capsys.readouterr().out == "False\n"
+    monkeypatch.delenv("JPY_PARENT_PID")
+    assert main(["train"]) == 0
+    assert capsys.readouterr().out == f"{terminal}\n"
+
+
 def test_without_any_output_the_command_does_what_it_does(monkeypatch: pytest.MonkeyPatch) -> None:
     """Python's streams are None where the shell has closed them (>&-)."""
     monkeypatch.setattr("jocor_fast.cli.train.run", lambda _, console: console.print("done") or 0)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +14,7 @@ import pytest
 import torch
 
 import jocor_fast as jf
+from children import PATIENCE
 from jocor_fast.cli.program import main
 from jocor_fast.config.resolve import resolve
 from jocor_fast.config.task import build_task
@@ -203,11 +207,17 @@ def test_forget_rate_auto_trains_with_the_estimate_and_keeps_it(
     assert len((run / "metrics.jsonl").read_text().splitlines()) == 2
 
 
-def test_ctrl_c_in_a_warm_up_says_that_there_is_nothing_to_resume(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("by_sigterm", [False, True])
+def test_a_warm_up_that_is_stopped_says_that_there_is_nothing_to_resume(
+    by_sigterm: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def interrupted(*arguments: object, **options: object) -> None:
-        raise KeyboardInterrupt
+        if not by_sigterm:
+            raise KeyboardInterrupt
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(PATIENCE)
+
+    code, how = (143, "stopped by SIGTERM") if by_sigterm else (130, "interrupted")
 
     monkeypatch.setattr("jocor_fast.diagnosis.noise_estimate.estimate_noise", interrupted)
     command = ["train", "--noise-rate=0.3", "--forget-rate=auto", "--device=cpu", f"--output={tmp_path / 'run'}"]
@@ -215,8 +225,8 @@ def test_ctrl_c_in_a_warm_up_says_that_there_is_nothing_to_resume(
         if again:  # where a run was begun, it can be resumed whatever is under way now
             (tmp_path / "run").mkdir()
             (tmp_path / "run" / "checkpoint.pt").touch()
-        assert main([*command, *["--resume"] * again]) == 130
-        assert capsys.readouterr().err == f"jocor-fast: error: interrupted; {said}\n"
+        assert main([*command, *["--resume"] * again]) == code
+        assert capsys.readouterr().err == f"jocor-fast: error: {how}; {said}\n"
 
 
 def test_a_warm_up_that_diverges_ends_in_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

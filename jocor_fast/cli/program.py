@@ -100,7 +100,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _fail(f"{parsed.command} runs in one process: torchrun is for `{PROGRAM} train`", WRONG_USE)
     try:
         # What predict prints may be read by another program: its progress goes to the other stream.
-        console = _Console(highlight=False, markup=False, stderr=command is predict)
+        to_stderr = command is predict
+        console = _Console(highlight=False, markup=False, stderr=to_stderr, force_interactive=_redraws(to_stderr))
         started = time.monotonic()
         beat = Heartbeat(console, lambda: f"{parsed.command}: {duration(time.monotonic() - started)} so far")
         with _own_warnings_in_one_line(), _sigterm_as_exit(), beat:
@@ -110,10 +111,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return error.exit_code
     except JocorFastError as error:
         return _fail(str(error), error.exit_code)
-    except SystemExit as stop:
-        if stop.code != TERMINATED:
+    except SystemExit as stop:  # which may bring a text as well, as below
+        if stop.args[:1] != (TERMINATED,):
             raise
-        return _fail(f"stopped by SIGTERM; {command.HOW_TO_GO_ON}", TERMINATED)
+        return _fail(f"stopped by SIGTERM; {(*stop.args, command.HOW_TO_GO_ON)[1]}", TERMINATED)
     except KeyboardInterrupt as interrupt:  # whose text says how to continue where the command knows better
         return _fail(f"interrupted; {str(interrupt) or command.HOW_TO_GO_ON}", INTERRUPTED)
     except ImportError as error:  # of torch, or of the compiled part
@@ -229,6 +230,16 @@ class _PrintCompletion(argparse.Action):
 
         print(completion_script(parser, shell))
         parser.exit()
+
+
+def _redraws(stderr: bool) -> bool | None:
+    """Return False where a bar would be kept each time that it is drawn: in a pipe, in a notebook; None: rich decides.
+
+    A notebook's `!` gives its commands a terminal, or FORCE_COLOR, by which rich takes a pipe for one.
+    """
+    stream = sys.stderr if stderr else sys.stdout
+    in_notebook = "JPY_PARENT_PID" in os.environ or "matplotlib_inline" in os.environ.get("MPLBACKEND", "")
+    return None if stream.isatty() and not in_notebook else False
 
 
 class _Console(Console):

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 SUMMARY = "train on a data set, with noise added or labels from a file"
 USAGE = "[OPTIONS]"
 HOW_TO_GO_ON = "use --resume to continue"
+NOTHING_YET = "there is nothing to resume yet, run it again"
 DESCRIPTION = """\
 Train on a data set whose training labels are partly wrong: noise is added to
 known labels, or the labels come from a file. Options can also be in a TOML
@@ -60,11 +61,13 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     config = resolve(flags, arguments.config)
     try:
         return _run_with_others(config, console)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, SystemExit) as stop:  # the latter by SIGTERM
         output = Path(config.output)
         if any((folder / CHECKPOINT).exists() for folder in (output, output / FIRST_STAGE)):
             raise
-        raise KeyboardInterrupt("there is nothing to resume yet, run it again") from None
+        if isinstance(stop, SystemExit):
+            raise SystemExit(stop.code, NOTHING_YET) from None
+        raise KeyboardInterrupt(NOTHING_YET) from None
 
 
 def _run_with_others(config: Config, console: Console) -> int:
