@@ -15,7 +15,7 @@ FORMATTED_SOURCES := $(filter %.cpp %.h %.cu %.cuh,$(EXTENSION_SOURCES)) $(wildc
 
 comma := ,
 
-.PHONY: help train test test-plain docs bench compare gpu wheels lint format clean
+.PHONY: help train test test-plain docs notebook bench compare gpu wheels lint format clean
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 
@@ -24,6 +24,7 @@ help:
 	@echo "make test     the test suite"
 	@echo "make test-plain  the tests of public behaviour without the compiled kernels"
 	@echo "make docs     the documentation as a site: build/docs/index.html"
+	@echo "make notebook executes the notebook in examples/ anew: its outputs are part of it"
 	@echo "make bench    loss and training step by pytest-benchmark, on a GPU if any: benchmarks/results/bench_loss.json, .md, .png"
 	@echo "              and bench_step.md"
 	@echo "make compare  the loss against its contenders, each at its best setting: benchmarks/results/loss_cpu.json and .md,"
@@ -51,6 +52,9 @@ test-plain: $(VENV)/.test $(VENV)/.package
 docs: $(VENV)/.docs $(VENV)/.package
 	$(BIN)/python -m sphinx --quiet --fresh-env --fail-on-warning --keep-going --doctree-dir build/doctrees docs build/docs
 	@echo "build/docs/index.html"
+
+notebook: $(VENV)/.docs $(VENV)/.package
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/jupyter-execute --inplace examples/photos_to_clean_labels.ipynb
 
 bench: $(VENV)/.test $(VENV)/.package
 	@mkdir -p benchmarks/results
