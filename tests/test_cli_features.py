@@ -9,6 +9,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.error import URLError
 
 import numpy as np
 import pytest
@@ -214,6 +215,21 @@ def test_an_audit_in_one_go_shows_pictures_and_keeps_the_features(
     assert Path("again/audit.html").read_text() == page
     assert command("audit", "--image-size=64") == 1
     assert "features.npz was made with another image_size; give another file" in capsys.readouterr().err
+
+
+def test_without_a_download_an_audit_leaves_nothing_and_names_the_way_without_one(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refused(*arguments: object, **options: object) -> None:
+        raise URLError("no network")
+
+    monkeypatch.setattr("torchvision.models._api.load_state_dict_from_url", refused)
+    before = sorted(here.rglob("*"))
+    assert command("audit", "--pretrained=default") == 2
+    error = capsys.readouterr().err
+    assert "cannot be downloaded (<urlopen error no network>)" in error
+    assert "`jocor-fast train` learns from your data alone, and `jocor-fast audit RUN` finds" in error
+    assert sorted(here.rglob("*")) == before
 
 
 def test_labels_from_a_file_replace_those_of_the_features(here: Path) -> None:

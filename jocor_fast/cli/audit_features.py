@@ -64,7 +64,6 @@ def run_by_network(arguments: argparse.Namespace, outputs: Outputs, console: Con
         arguments.output = f"runs/audit-{name_of_data(config.dataset)}"
     output = user_path(arguments.output)
     check_writable(output)
-    output.mkdir(parents=True, exist_ok=True)
     from jocor_fast.diagnosis.encoder_features import FEATURES
 
     dataset = features.compute(config, output / ROWS, console)

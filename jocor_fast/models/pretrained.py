@@ -125,6 +125,7 @@ def _torchvision_weights(model: str) -> Mapping[str, Tensor]:
         raise ArgumentValueError(
             "pretrained",
             f"must be a file where {weights.url} cannot be downloaded ({error}): put it into torch's cache, or give "
-            f"the path of {file}",
+            f"the path of {file}; without a download, `jocor-fast train` learns from your data alone, and "
+            "`jocor-fast audit RUN` finds wrong labels by that run",
         ) from error
     return loaded
