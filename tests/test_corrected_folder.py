@@ -154,7 +154,10 @@ def test_the_audit_of_features_writes_a_corrected_folder_after_a_dry_run_that_wr
     assert not copy.exists()
     assert not (photos / "audit").exists()
     assert audit(photos, f"--write-folder={copy}", "--apply") == 0
-    assert f"copy      {copy}: 120 images, 10 of them in another place\n" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert f"copy      {copy}: 120 images, 10 of them in another place\n" in said
+    assert "links     hard links: a program that changes an image in place changes the original too\n" in said
+    assert (copy / "photos" / "ant" / "0.png").samefile(photos / "photos" / "bee" / "0.png")
     found = {path.name: path.parent.name for path in copy.rglob("*.png")}
     assert found == {f"{number}.png": NAMES[number % 3] for number in range(COUNT)}
     assert len(list((photos / "photos").rglob("*.png"))) == COUNT
@@ -163,6 +166,16 @@ def test_the_audit_of_features_writes_a_corrected_folder_after_a_dry_run_that_wr
     assert f"--write-folder must be a new or an empty folder, {copy} is not" in capsys.readouterr().err
     assert audit(photos, f"--write-folder={photos / 'photos' / 'copy'}") == 2
     assert "--write-folder must lie outside" in capsys.readouterr().err
+
+
+def test_a_corrected_folder_of_independent_files(
+    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert audit(photos, f"--write-folder={tmp_path / 'copy'}", "--copy-files") == 0
+    assert "links" not in capsys.readouterr().out
+    original, copy = photos / "photos" / "bee" / "0.png", tmp_path / "copy" / "photos" / "ant" / "0.png"
+    assert copy.read_bytes() == original.read_bytes()
+    assert not copy.samefile(original)
 
 
 def test_reviewed_labels_take_the_place_of_the_suggestions(
@@ -215,6 +228,7 @@ def test_exports_hold_the_files_and_labels_most_suspicious_first(photos: Path) -
     ("option", "message"),
     [
         ("--dry-run", "--dry-run goes with --write-folder"),
+        ("--copy-files", "--copy-files goes with --write-folder"),
         ("--export=coco", "--export must be one of label-studio, fiftyone, got 'coco'"),
     ],
 )

@@ -41,7 +41,10 @@ many are and which classes are confused, and suggest corrections. The files are
 suspicious.csv (all samples, the most suspicious first), audit.json,
 noise-matrix.png and audit.html, a page that needs no server: keep or change the
 labels of the most suspicious samples, or drop samples, and export the labels.
---reviewed takes them back; --write-folder and --export pass them on.
+--reviewed takes them back; --write-folder and --export pass them on. In
+suspicious.csv, score is the probability that the given label is wrong, and
+times_selected of times_seen are the steps in which the networks chose the
+sample to learn from.
 
 Networks miss wrong labels that they have memorised, and suspect right labels
 of samples that they cannot learn. Unseen samples reveal both: with test data or

@@ -36,6 +36,7 @@ class Outputs:
         export: a key of `EXPORTS`, or None.
         folder: of the corrected copy, or None.
         dry_run: whether to list what the copy would hold, and write nothing.
+        links: whether the copy may consist of hard links.
     """
 
     most: int
@@ -44,6 +45,7 @@ class Outputs:
     export: str | None
     folder: Path | None
     dry_run: bool
+    links: bool = True
 
     @staticmethod
     def of(arguments: argparse.Namespace) -> Outputs:
@@ -53,6 +55,8 @@ class Outputs:
             raise ConfigError(f"--export must be one of {', '.join(EXPORTS)}, got {arguments.export!r}")
         if arguments.dry_run and arguments.write_folder is None:
             raise ConfigError("--dry-run goes with --write-folder")
+        if arguments.copy_files and arguments.write_folder is None:
+            raise ConfigError("--copy-files goes with --write-folder")
         folder, reviewed = (
             None if text is None else user_path(text) for text in (arguments.write_folder, arguments.reviewed)
         )
@@ -60,7 +64,8 @@ class Outputs:
             with called(_FLAGS):
                 check_new(folder)
             check_writable(folder)
-        return Outputs(most, arguments.apply, reviewed, arguments.export, folder, arguments.dry_run)
+        links = not arguments.copy_files
+        return Outputs(most, arguments.apply, reviewed, arguments.export, folder, arguments.dry_run, links)
 
     def check(self, title: str, paths: Sequence[str] | None, folder: Path) -> None:
         """Raise a ConfigError or DataError if samples with such paths, from that folder on, cannot be copied so."""
@@ -86,7 +91,9 @@ class Outputs:
                     say(console, line)
                 return {**copied, "dry run": "nothing is written"}
             with phase(console, "copying", "images") as update:
-                plan.write(self.folder, update)
+                linked = plan.write(self.folder, update, links=self.links)
+            if linked:
+                copied["links"] = "hard links: a program that changes an image in place changes the original too"
         with phase(console, "writing", "files") as update:
             written = files.write_all(
                 output, corrected=self.corrected, most=self.most, export=self.export, on_file=update
@@ -103,9 +110,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--write-folder",
         metavar="DIR",
-        help="write a corrected copy of the image folder too: hard links, or copies where there can be none, each "
-        "in the folder of its corrected class; the original files stay as they are",
+        help="write a corrected copy of the image folder too, each image in the folder of its corrected class; the "
+        "original files stay as they are. The copy is of hard links where there can be some: it takes no space, and "
+        "what changes an image in place changes the original too",
     )
+    parser.add_argument("--copy-files", action="store_true", help="write --write-folder as independent files")
     parser.add_argument("--dry-run", action="store_true", help="list what --write-folder would move, and write nothing")
     parser.add_argument(
         "--reviewed",

@@ -84,13 +84,18 @@ class CorrectedFolder:
         yield from (f"{path} dropped" for path in self.dropped)
         yield from (f"{path} missing" for path in self.missing)
 
-    def write(self, folder: Path, on_file: Callable[[int, int], None] | None = None) -> None:
+    def write(self, folder: Path, on_file: Callable[[int, int], None] | None = None, *, links: bool = True) -> bool:
         """Write the copy by hard links, or by copies where there can be no links; it is whole or not there.
 
         Args:
             folder: as `check_new` accepts it.
             on_file: called before each file with how many are written and their total.
+            links: whether hard links are wanted.
+
+        Returns:
+            Whether a file of the copy is a hard link.
         """
+        linked = False
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".", dir=folder) as unfinished:
             for number, (path, place) in enumerate(self.places.items()):
@@ -99,12 +104,22 @@ class CorrectedFolder:
                 copy = Path(unfinished, place)
                 copy.parent.mkdir(parents=True, exist_ok=True)
                 original = os.path.realpath(self.source / path)  # a link to a link could lead nowhere
-                try:
-                    os.link(original, copy)
-                except OSError:  # another file system, or one without links
+                if links and _link(original, copy):
+                    linked = True
+                else:
                     shutil.copy2(original, copy)
             for name in os.listdir(unfinished):
                 os.replace(Path(unfinished, name), folder / name)
+        return linked
+
+
+def _link(original: str, copy: Path) -> bool:
+    """Make a hard link; False where there can be none: on another file system, or on one without links."""
+    try:
+        os.link(original, copy)
+    except OSError:
+        return False
+    return True
 
 
 def other_images(dataset: Dataset) -> Sequence[str]:
