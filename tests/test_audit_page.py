@@ -140,6 +140,24 @@ def as_dict(rows: list[dict[str, str]]) -> dict[str, str]:
     return {row["id"]: row["label"] for row in rows}
 
 
+def test_a_class_name_of_ten_letters_stays_on_one_line(browser: Chromium, tmp_path: Path) -> None:
+    found, _ = an_audit()
+    opened(browser, a_page(found, 48).replace('"cat"', '"automobile"'), tmp_path)
+    lines = """[...document.querySelectorAll(".choice > button")].map((button) => {
+      const name = document.createRange();
+      name.selectNodeContents(button.lastChild);
+      return button.lastChild.textContent === "automobile" ? name.getClientRects().length : 1;
+    })"""
+    try:
+        for width in range(480, 1400, 60):
+            browser.call(
+                "Emulation.setDeviceMetricsOverride", width=width, height=800, deviceScaleFactor=1, mobile=False
+            )
+            assert set(browser.run(lines)) == {1}, width
+    finally:
+        browser.call("Emulation.clearDeviceMetricsOverride")
+
+
 def test_pictures_load_and_filters_choose_among_all_classes(browser: Chromium, tmp_path: Path) -> None:
     found, _ = an_audit()
     pixels = np.arange(64, dtype=np.uint8).reshape(8, 8)
