@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from jocor_fast.cli.program import main
+from jocor_fast.diagnosis.noise_estimate import NoiseEstimate
 from jocor_fast.paper import plan
 from jocor_fast.report.comparison import COLUMNS
 
@@ -97,6 +98,27 @@ def test_a_setting_that_is_no_longer_given_is_another_setting(capsys: pytest.Cap
     assert "holds a run with forget_rate 0.1 (now its default)" in error_of(capsys)
     assert main([*once, "--forget-rate", "auto"]) == 1
     assert "holds a run with forget_rate 0.1 (now auto)" in error_of(capsys)
+
+
+def test_the_share_of_wrong_labels_is_estimated_once_for_all_runs(
+    runs_in_this_process: list[list[str]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    estimates = []
+
+    def estimate(*arguments: object, **options: object) -> NoiseEstimate:
+        estimates.append(arguments)
+        return NoiseEstimate(0.3, 0.1, np.eye(4), "by a guess")
+
+    monkeypatch.setattr("jocor_fast.diagnosis.noise_estimate.estimate_noise", estimate)
+    command = [*NOISY, "--methods", "standard,jocor,coteaching", "--forget-rate", "auto"]
+    assert main([*command, "--seeds", "1", "--dry-run"]) == 0
+    assert estimates == []
+    assert main([*command, "--seeds", "2"]) == 0
+    assert main([*command, "--seeds", "3"]) == 0
+    assert len(estimates) == 1
+    found = [(value_of(line, "--method"), value_of(line, "--forget-rate")) for line in runs_in_this_process]
+    assert sorted(found, key=str) == [("coteaching", "0.3")] * 3 + [("jocor", "0.3")] * 3 + [("standard", None)] * 3
+    assert "τ of all runs: estimated 30.0 ± 10.0 %, by a guess\n" in capsys.readouterr().out
 
 
 def test_an_option_reaches_the_methods_that_have_it_and_no_others(runs_in_this_process: list[list[str]]) -> None:

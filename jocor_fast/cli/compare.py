@@ -13,22 +13,22 @@ from rich.console import Console
 
 from jocor_fast.arguments import is_tensor
 from jocor_fast.cli.flags import declare, options_in_file, parse_count
-from jocor_fast.config.options import OPTIONS
+from jocor_fast.config.options import AUTO, OPTIONS
 from jocor_fast.config.resolve import Config, name_of_data, name_of_noise, resolve
 from jocor_fast.data.dataset import DataShape
 from jocor_fast.errors import ConfigError
-from jocor_fast.files.names import read_metrics
-from jocor_fast.files.whole_file import write_text
+from jocor_fast.files.names import read_json, read_metrics
+from jocor_fast.files.whole_file import write_json, write_text
 from jocor_fast.machine import resolve_device
 from jocor_fast.methods import METHODS, uses_forget_rate
 from jocor_fast.noise_kinds import Noise
 from jocor_fast.paper.experiment_runs import MOST_SEEDS, ExperimentRuns, default_jobs, parse_methods
 from jocor_fast.paper.experiments import EXPERIMENTS, Cell
-from jocor_fast.paper.reproduction import CellResult, draw_results
-from jocor_fast.paper.run_queue import QueuedRun
+from jocor_fast.paper.reproduction import CellResult, draw_results, seeds_at_hand
+from jocor_fast.paper.run_queue import QueuedRun, check_earlier_run
 from jocor_fast.report.comparison import COLUMNS, Line, comparison_table
 from jocor_fast.report.metrics import VALIDATION, shown
-from jocor_fast.report.screen import say, say_subjects
+from jocor_fast.report.screen import phase, say, say_subjects
 from jocor_fast.report.summary import last_validation
 from jocor_fast.report.tables import csv_text
 
@@ -49,6 +49,7 @@ methods to add them. --dry-run prints the plan and an estimate of the time.
 
 The other options are those of `train`, for every run that they concern."""
 
+ESTIMATE = "noise-estimate.json"
 METHODS_SHOWN_FIRST = "standard,jocor"
 SEEDS = 3
 SET_HERE = ("method", "seed", "resume", "stop_after")
@@ -92,11 +93,15 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     )
     chosen = [_cell(config, given, method) for method in methods]
     _refuse_idle(flags, chosen)
-    others = (Cell(config.dataset, _noise(config), method, given) for method in METHODS if method not in methods)
-    earlier = [_cell(config, given, cell.method) for cell in others if (output / cell.run_folder(0)).parent.is_dir()]
     from jocor_fast.config.task import validation_text
 
     task = _task(chosen, console)
+    if any(cell.settings.get("forget_rate") == AUTO for cell in chosen):
+        rate = _forget_rate(chosen, task, output, console, estimate=not arguments.dry_run)
+        given["forget_rate"] = rate
+        chosen = [_cell(config, given, method) for method in methods]
+    others = (Cell(config.dataset, _noise(config), method, given) for method in METHODS if method not in methods)
+    earlier = [_cell(config, given, cell.method) for cell in others if (output / cell.run_folder(0)).parent.is_dir()]
     asked = ExperimentRuns(
         title=f"{config.dataset}, {_noise(config).title}",
         notes=[f"Validated on {validation_text(config, task)}."] if task.val is not None else [],
@@ -166,6 +171,27 @@ def _task(chosen: Sequence[Cell], console: Console) -> Task:
             "that are held out"
         )
     return task
+
+
+def _forget_rate(chosen: Sequence[Cell], task: Task, output: Path, console: Console, *, estimate: bool) -> float | str:
+    """Return τ of all runs where it is to be estimated: once, from the labels of the first seed; kept in the folder."""
+    from jocor_fast.diagnosis.noise_estimate import NoiseEstimate, estimate_noise
+    from jocor_fast.noise.estimate import HIGHEST_FORGET_RATE
+
+    stored = read_json(output / ESTIMATE)
+    if stored is None:
+        for cell in chosen:  # another run in the way is an error before the estimate
+            for seed in seeds_at_hand(output, cell):
+                check_earlier_run(output / cell.run_folder(seed), cell.config(seed))
+        if not estimate:
+            return AUTO
+        config = next(cell for cell in chosen if "forget_rate" in cell.settings).config(1)
+        with phase(console, "estimating the noise", "epochs") as on_epoch:
+            stored = estimate_noise(config, task, on_epoch=on_epoch).as_dict()
+        output.mkdir(parents=True, exist_ok=True)
+        write_json(output / ESTIMATE, stored)
+    say(console, f"τ of all runs: estimated {NoiseEstimate.of_dict(stored)}")
+    return float(min(stored["rate"], HIGHEST_FORGET_RATE))
 
 
 def _shape(task: Task) -> DataShape:
