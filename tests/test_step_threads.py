@@ -108,6 +108,47 @@ def test_a_number_that_is_given_is_kept() -> None:
     assert len(step.made) == 100
 
 
+class Counting(nn.Module):
+    """A network that keeps what is no buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.calls, self.mean = nn.Linear(64, 4), 0, torch.zeros(64)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        if self.training:
+            self.calls += 1
+            self.mean = 0.9 * self.mean + 0.1 * inputs.detach().mean(0)
+        return self.linear(inputs - self.mean)
+
+
+def plain_network() -> nn.Module:
+    return mlp(64, 4)
+
+
+def network_with_a_hook() -> nn.Module:
+    network = mlp(64, 4)
+    network.register_forward_hook(lambda module, inputs, output: CALLS.append(module) if module.training else None)
+    return network
+
+
+CALLS: list[nn.Module] = []
+
+
+def steps_of(build: Any) -> jf.training.Run:
+    generator = np.random.default_rng(0)
+    data = generator.random((64, 64), dtype=np.float32), generator.integers(0, 4, 64)
+    settings: dict[str, Any] = {"forget_rate": 0.4, "ramp_epochs": 2, "epochs": 3, "batch_size": 32, "device": "cpu"}
+    return jf.train(build, data, **settings)
+
+
+def test_a_network_of_the_users_own_is_passed_through_once_a_step() -> None:
+    assert [network.calls for network in steps_of(Counting).networks] == [6, 6]
+    CALLS.clear()
+    networks = steps_of(network_with_a_hook).networks
+    assert [CALLS.count(network) for network in networks] == [6, 6]
+
+
 def trained(number: int | None) -> tuple[list[Tensor], dict[str, Any]]:
     generator = np.random.default_rng(0)
     data = generator.integers(0, 256, (256, 1, 8, 8), dtype=np.uint8), generator.integers(0, 4, 256)

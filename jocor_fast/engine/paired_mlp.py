@@ -110,24 +110,24 @@ class PairedMLP:
 
 def _linears(network: nn.Module, *, flat_input: bool = True) -> list[nn.Linear]:
     """The Linear layers of a plain stack (Flatten, unless the input is flat), Linear, ReLU, Linear …; else []."""
-    if type(network) is not nn.Sequential or _is_altered(network):
+    if type(network) is not nn.Sequential or is_altered(network):
         return []
     layers = list(network)
     if layers and type(layers[0]) is nn.Flatten and (layers[0].start_dim, layers[0].end_dim) == (1, -1):
         flatten = layers.pop(0)
-        flat_input = not _is_altered(flatten)
+        flat_input = not is_altered(flatten)
     linears = [layer for layer in layers[0::2] if isinstance(layer, nn.Linear) and type(layer) is nn.Linear]
     plain = (
         flat_input
         and len(layers) == 2 * len(linears) - 1
         and all(type(layer) is nn.ReLU for layer in layers[1::2])
-        and not any(_is_altered(layer) for layer in layers)
+        and not any(is_altered(layer) for layer in layers)
     )
     return linears if plain else []
 
 
-def _is_altered(module: nn.Module) -> bool:
-    """Whether its owner gave the module hooks, or a forward of its own."""
+def is_altered(module: nn.Module) -> bool:
+    """Return whether its owner gave the module hooks, or a forward of its own."""
     attributes = vars(module)
     return "forward" in attributes or any(attributes[name] for name in attributes if name.endswith("_hooks"))
 

@@ -8,7 +8,9 @@ No result may depend on what else a machine has to do. Whether it would is tried
 and again, from the same state, with one, and the bits of all that it changes are compared. They are the same where each
 thread has whole sums to itself, as for a pair of perceptrons, whose products are one a network; they differ where
 threads share a sum, as MKL and oneDNN let them in single products and convolutions: such steps keep all threads. A
-trial holds for the shapes of its batch, so there is one in every epoch that keeps another number of rows.
+trial holds for the shapes of its batch, so there is one in every epoch that keeps another number of rows. It passes the
+batch through the networks twice, which modules of torch's own do not show afterwards; what others keep (a counter, a
+tensor that is no buffer) nobody knows, and their steps keep all threads too.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from time import perf_counter
 import torch
 from torch import Tensor, nn
 
+from jocor_fast.engine.paired_mlp import is_altered
 from jocor_fast.engine.plan import StepRates
 from jocor_fast.engine.step import TrainingStep
 from jocor_fast.methods import StepLoss
@@ -50,6 +53,7 @@ class StepThreads:
             and step.processes.count == 1
             and step.loss_scale is None
             and not callable(step.settings.optimizer)  # which may keep more than can be compared
+            and all(map(_shows_no_trial, networks))
         )
         self._tried: set[int] = set()  # numbers of rows that are kept
         self._times: dict[int, float] = {}  # seconds of a step by the number of threads, in a comparison
@@ -144,6 +148,16 @@ class StepThreads:
             tensor.copy_(value)
         torch.set_rng_state(default)
         self._step.generator.set_state(own)
+
+
+def _shows_no_trial(network: nn.Module) -> bool:
+    """Return whether all that a forward and a backward pass change of a network are its buffers."""
+    modules = list(network.modules())
+    parameters = list(network.parameters())
+    return (
+        all(type(module).__module__.startswith("torch.nn.") and not is_altered(module) for module in modules)
+        and not any(parameter._backward_hooks or parameter._post_accumulate_grad_hooks for parameter in parameters)
+    )  # fmt: skip
 
 
 def _use(number: int) -> None:
