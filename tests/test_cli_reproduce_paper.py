@@ -19,6 +19,7 @@ from jocor_fast.cli.program import main
 from jocor_fast.config.resolve import Config, resolve
 from jocor_fast.config.task import build_task
 from jocor_fast.data.catalogue import DATASETS
+from jocor_fast.methods import METHODS
 from jocor_fast.noise_kinds import Noise
 from jocor_fast.paper import plan, run_queue
 from jocor_fast.paper.experiment_runs import default_jobs
@@ -120,6 +121,18 @@ def test_a_dry_run_plans_and_measures_without_the_data_and_writes_nothing(capsys
 def measured_before(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every step takes 0.1 s, and evaluating a sample 1 ms."""
     monkeypatch.setattr(plan.StepTimes, "_measured", lambda *arguments: (0.1, 0.001))
+
+
+@pytest.mark.usefixtures("measured_before")
+def test_all_means_every_method_under_every_noise(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*MNIST[:2], *MNIST[4:], "--methods", "all", "--seeds", "1", "--jobs", "1", "--dry-run"]) == 0
+    out = capsys.readouterr().out
+    commands = [line for line in out.splitlines() if line.strip().startswith("jocor-fast train ")]
+    flags = ("--noise", "--noise-rate", "--method")
+    runs = {tuple(words[words.index(flag) + 1] for flag in flags) for words in map(str.split, commands)}
+    noises = [("symmetric", "0.2"), ("symmetric", "0.5"), ("symmetric", "0.8"), ("asymmetric", "0.4")]
+    assert runs == {(*noise, method) for noise in noises for method in METHODS}
+    assert len(commands) == len(runs)
 
 
 @pytest.mark.usefixtures("measured_before")

@@ -53,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what `reproduce` takes; the values are checked in `run`."""
     parser.add_argument("experiment", metavar="NAME", nargs="?", help=f"the experiment: {', '.join(EXPERIMENTS)}")
     cells = parser.add_argument_group("runs (default: all of the experiment)")
-    cells.add_argument("--methods", metavar="A,B", help="these methods, of those that `train` has")
+    cells.add_argument("--methods", metavar="A,B", help="these methods, of those that `train` has; all: every one")
     cells.add_argument("--noise", metavar="A,B", help="only with this noise, such as symmetric-0.5,asymmetric-0.4")
     cells.add_argument("--seeds", metavar="N", help="runs for each method, with seeds and noise seeds 1 … N")
     cells.add_argument("--dataset", metavar="NAME", help="ablation: mnist or cifar10 (default: mnist)")

@@ -137,7 +137,9 @@ class ExperimentRuns:
 
 
 def parse_methods(text: str, known: Iterable[str] = METHODS) -> tuple[str, ...]:
-    """Return the methods that --methods names, each once."""
+    """Return the methods that --methods names, each once; "all" names those that are known."""
+    if text.strip() == "all":
+        return tuple(known)
     chosen = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
     for name in chosen:
         if name not in known:
