@@ -4,16 +4,17 @@ A method is one class, registered by the name that the command line and `jf.trai
 It sees logits and labels, never a network, a data set or an optimiser; nothing in a step makes the host wait for the
 device.
 
-Modules of methods import torch, and whatever imports it, within functions: `jocor-fast --help` prints their options.
+Modules of methods import torch, and whatever imports it, as a `DeferredModule`: `jocor-fast --help` prints their
+options.
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, TypeAlias, TypeVar
 
+from jocor_fast._deferred import DeferredModule
 from jocor_fast.option import Option, options_of
 
 if TYPE_CHECKING:
@@ -21,11 +22,13 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+    from jocor_fast import closed_forms
     from jocor_fast.closed_forms import Rows
     from jocor_fast.composed_losses import Terms
+else:
+    torch, closed_forms = DeferredModule("torch"), DeferredModule("jocor_fast.closed_forms")
 
 GROUP = "method"  # of the options, in the help
-F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Keep(NamedTuple):
@@ -167,23 +170,8 @@ class Method:
 
 def mean_step(rows: Rows, logits: tuple[Tensor, ...], trains: Tensor | None = None) -> StepLoss:
     """Return the mean over the rows that train, [B] bool (None: all), for `Method.loss`."""
-    from jocor_fast.closed_forms import mean_loss
-
-    out = mean_loss(rows, logits, trains)
+    out = closed_forms.mean_loss(rows, logits, trains)
     return StepLoss(out.loss, (out.selected,), out.num_nonfinite, rows.losses)
-
-
-def without_gradient(function: F) -> F:
-    """Decorate a function as `torch.no_grad()` does, which would import torch where the class is made."""
-
-    @functools.wraps(function)
-    def plain(*arguments: Any, **options: Any) -> Any:
-        import torch
-
-        with torch.no_grad():
-            return function(*arguments, **options)
-
-    return plain  # type: ignore[return-value]
 
 
 METHODS: dict[str, type[Method]] = {}

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable
 from typing import TYPE_CHECKING
 
+from jocor_fast._deferred import DeferredModule
 from jocor_fast.arguments import in_unit_interval, not_negative
-from jocor_fast.methods.base import GROUP, History, Keep, Method, StepLoss, mean_step, register, without_gradient
+from jocor_fast.methods.base import GROUP, History, Keep, Method, StepLoss, mean_step, register
 from jocor_fast.option import option
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
+    from jocor_fast import closed_forms
     from jocor_fast.closed_forms import Rows
+else:
+    torch, closed_forms = DeferredModule("torch"), DeferredModule("jocor_fast.closed_forms")
 
 _LEAST_OF_MEAN = 1e-4  # the authors' bound on what enters ELR's moving mean
 _PREDICTIONS_AVERAGED = 10  # of a sample, for joint optimisation; the authors', an epoch each
@@ -36,15 +42,10 @@ class ELR(Method):
     elr_strength: float = option(3.0, GROUP, "L", "ELR: weight of the term", check=not_negative)
 
     def start(self, labels: Tensor, classes: int) -> None:
-        import torch
-
         self.state = {"mean prediction": torch.zeros(len(labels), classes, device=labels.device)}
 
-    @without_gradient
     def _moved_means(self, p: Tensor, samples: Tensor) -> Tensor:
         """The samples' means, with their predictions; a prediction that is NaN leaves its mean as it was."""
-        import torch
-
         means = self.state["mean prediction"]
         old, bounded = means.index_select(0, samples), p.clamp(_LEAST_OF_MEAN, 1.0 - _LEAST_OF_MEAN)
         new = old.lerp((bounded / bounded.sum(1, keepdim=True)).to(old.dtype), 1.0 - self.elr_memory)
@@ -53,15 +54,10 @@ class ELR(Method):
         return new
 
     def loss(self, logits: tuple[Tensor, ...], labels: Tensor, keep: Keep) -> StepLoss:
-        import torch
-
-        from jocor_fast.closed_forms import elr_rows, log_probabilities
-
         assert keep.samples is not None
-        with torch.no_grad():
-            log_p = log_probabilities(logits[0])
-            p = log_p.exp()
-            rows = elr_rows(log_p, p, labels, self._moved_means(p, keep.samples), self.elr_strength)
+        log_p = closed_forms.log_probabilities(logits[0])
+        p = log_p.exp()
+        rows = closed_forms.elr_rows(log_p, p, labels, self._moved_means(p, keep.samples), self.elr_strength)
         return mean_step(rows, logits)
 
 
@@ -87,8 +83,6 @@ class JointOptimization(Method):
     entropy_weight: float = option(0.8, GROUP, "B", "joint optimisation: β, weight of the entropy", check=not_negative)
 
     def start(self, labels: Tensor, classes: int) -> None:
-        import torch
-
         given = torch.zeros(len(labels), classes, device=labels.device).scatter_(1, labels[:, None], 1.0)
         self.state = {"label": given, "mean prediction": given.clone(), "predictions": torch.zeros_like(given[:, 0])}
 
@@ -96,49 +90,35 @@ class JointOptimization(Method):
         if keep.epoch > self.relabel_from * self.epochs:
             self.state["label"].copy_(self.state["mean prediction"])
 
-    @without_gradient
     def _note(self, p: Tensor, samples: Tensor) -> None:
         """Average what the network predicts; a prediction that is NaN changes nothing."""
-        import torch
-
         means, counts = self.state["mean prediction"], self.state["predictions"]
         old, count = means.index_select(0, samples), counts.index_select(0, samples)
-        new = old + (p.to(old.dtype) - old) / (count + 1.0).clamp(max=_PREDICTIONS_AVERAGED)[:, None]
-        sound = ~new.isnan()
+        weight = (count + 1.0).clamp_(max=_PREDICTIONS_AVERAGED)
+        new = torch.addcdiv(old, p.to(old.dtype) - old, weight[:, None])
+        sound = new == new  # false of NaN, for half of what isnan and its reverse take
         means.index_copy_(0, samples, torch.where(sound, new, old))
         counts.index_copy_(0, samples, count + sound[:, 0])
 
     def loss(self, logits: tuple[Tensor, ...], labels: Tensor, keep: Keep) -> StepLoss:
-        import torch
-
-        from jocor_fast.closed_forms import Rows, entropy_rows, log_probabilities, soft_cross_entropy_rows
-
         assert keep.samples is not None
-        with torch.no_grad():
-            log_p = log_probabilities(logits[0])
-            p = log_p.exp()
-            self._note(p, keep.samples)
-            goal = self.state["label"].index_select(0, keep.samples).to(p.dtype)
-            losses, (gradient,) = soft_cross_entropy_rows(log_p, p, goal)
-            entropy, (of_entropy,) = entropy_rows(p)
-            prior, of_prior = _divergence_from_even_use(p, losses.isfinite())
-            rows = Rows(
-                losses + self.entropy_weight * entropy + self.prior_weight * prior,
-                (gradient + self.entropy_weight * of_entropy + self.prior_weight * of_prior,),
-            )
-        return mean_step(rows, logits)._replace(per_sample=losses)
-
-
-def _divergence_from_even_use(p: Tensor, counted: Tensor) -> tuple[Tensor, Tensor]:
-    """KL(1/C ‖ mean p of the counted rows), 0-d, and B times its gradient with respect to the rows' logits, [B, C]."""
-    import torch
-
-    classes = p.shape[1]
-    mean = torch.where(counted[:, None], p, 0.0).sum(0) / counted.sum().clamp(min=1)
-    mean = mean.clamp(min=torch.finfo(p.dtype).tiny)
-    towards = -1.0 / (classes * mean)
-    gradient = p * (towards - (p * towards).sum(1, keepdim=True))
-    return -(classes * mean).log().mean(), gradient
+        log_p = closed_forms.log_probabilities(logits[0])
+        p = log_p.exp()
+        self._note(p, keep.samples)
+        goal = self.state["label"].index_select(0, keep.samples).to(p.dtype)
+        losses = -torch.where(goal > 0, goal * log_p, 0.0).sum(1)  # 0 · −∞ is 0 here
+        counted, count, num_nonfinite = closed_forms.rows_that_train(losses)
+        column, classes = counted[:, None], p.shape[1]
+        p, goal = torch.where(column, p, 0.0), torch.where(column, goal, 0.0)
+        mean = (p.sum(0) / count).clamp_(min=torch.finfo(p.dtype).tiny)
+        prior = -mean.log().mean() - math.log(classes)  # KL(1/C ‖ mean)
+        entropies = self.entropy_weight * torch.special.entr(p)
+        total = torch.where(counted, losses, 0.0).sum() + entropies.sum() + self.prior_weight * prior * count
+        # Of β H(p) + α prior the gradient is u − p Σ u, with u = −β p log p − α p / (C mean); of CE it is p − goal.
+        parts = entropies.addcdiv_(p, mean, value=-self.prior_weight / classes)
+        slopes = parts.addcmul_(p, 1.0 - parts.sum(1, keepdim=True)).sub_(goal)
+        loss = closed_forms.value_with_slopes(total, (slopes,), logits)
+        return StepLoss(loss / count, (counted,), num_nonfinite, losses)
 
 
 @register("pencil")
@@ -166,8 +146,6 @@ class Pencil(Method):
     )
 
     def start(self, labels: Tensor, classes: int) -> None:
-        import torch
-
         scores = torch.zeros(len(labels), classes, device=labels.device)
         self.state = {"label scores": scores.scatter_(1, labels[:, None], _LABEL_SHARPNESS)}
 
@@ -178,30 +156,23 @@ class Pencil(Method):
     def loss(self, logits: tuple[Tensor, ...], labels: Tensor, keep: Keep) -> StepLoss:
         return mean_step(self._rows(logits[0], labels, keep), logits)
 
-    @without_gradient
     def _rows(self, logits: Tensor, labels: Tensor, keep: Keep) -> Rows:
-        from jocor_fast.closed_forms import Rows, cross_entropy_rows, divergence_rows, entropy_rows, log_probabilities
-
         assert keep.samples is not None
-        log_p, phase = log_probabilities(logits), self.phase(keep.epoch)
+        log_p, phase = closed_forms.log_probabilities(logits), self.phase(keep.epoch)
         if phase == 0:
-            return cross_entropy_rows(log_p, labels)
+            return closed_forms.cross_entropy_rows(log_p, labels)
         p, classes = log_p.exp(), log_p.shape[1]
         scores = self.state["label scores"].index_select(0, keep.samples)
-        log_label = scores.log_softmax(1)
-        losses, (gradient,) = divergence_rows(p, log_label.to(p.dtype))
+        log_label = closed_forms.log_probabilities(scores)
+        entropy_weight = self.pencil_entropy if phase == 1 else 0.0
+        losses, (gradient,) = closed_forms.divergence_rows(p, log_label.to(p.dtype), entropy_weight)
         if phase == 1:
-            entropy, (of_entropy,) = entropy_rows(p)
-            losses = losses + self.pencil_entropy * entropy
-            gradient = gradient + self.pencil_entropy * of_entropy
             self._learn(scores, log_label.exp(), p, labels, keep.samples)
-        return Rows(losses / classes, (gradient / classes,))
+        return closed_forms.Rows(losses / classes, (gradient / classes,))
 
     def _learn(self, scores: Tensor, label: Tensor, p: Tensor, labels: Tensor, samples: Tensor) -> None:
         """Let the samples' labels descend; a prediction that is NaN changes nothing."""
-        import torch
-
         given = torch.zeros_like(label).scatter_(1, labels[:, None], 1.0)
         gradient = (label - p.to(label.dtype)) / label.shape[1] + self.pencil_compatibility * (label - given)
-        new = scores - self.pencil_rate / _PENCIL_BATCH * gradient
+        new = scores.sub(gradient, alpha=self.pencil_rate / _PENCIL_BATCH)
         self.state["label scores"].index_copy_(0, samples, torch.where(new.isnan(), scores, new))

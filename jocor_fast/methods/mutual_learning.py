@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from jocor_fast._deferred import DeferredModule
 from jocor_fast.methods.base import Keep, Method, StepLoss, mean_step, register
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from jocor_fast import closed_forms
+else:
+    closed_forms = DeferredModule("jocor_fast.closed_forms")
 
 
 @register("dml")
@@ -21,10 +26,5 @@ class DeepMutualLearning(Method):
     selects = False
 
     def loss(self, logits: tuple[Tensor, ...], labels: Tensor, keep: Keep) -> StepLoss:
-        import torch
-
-        from jocor_fast.closed_forms import dml_rows, log_probabilities
-
-        with torch.no_grad():
-            rows = dml_rows(log_probabilities(logits[0]), log_probabilities(logits[1]), labels)
-        return mean_step(rows, logits)
+        log_p1, log_p2 = map(closed_forms.log_probabilities, logits)
+        return mean_step(closed_forms.dml_rows(log_p1, log_p2, labels), logits)

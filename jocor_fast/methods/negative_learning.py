@@ -5,15 +5,20 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import TYPE_CHECKING
 
+from jocor_fast._deferred import DeferredModule
 from jocor_fast.arguments import in_unit_interval
 from jocor_fast.machine import derived_seed
-from jocor_fast.methods.base import GROUP, History, Keep, Method, StepLoss, mean_step, register, without_gradient
+from jocor_fast.methods.base import GROUP, History, Keep, Method, StepLoss, mean_step, register
 from jocor_fast.option import option
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
+    from jocor_fast import closed_forms
     from jocor_fast.closed_forms import Rows
+else:
+    torch, closed_forms = DeferredModule("torch"), DeferredModule("jocor_fast.closed_forms")
 
 _DRAWS = 5  # the purpose that `derived_seed` is given
 
@@ -36,8 +41,6 @@ class NLNL(Method):
     )
 
     def start(self, labels: Tensor, classes: int) -> None:
-        import torch
-
         self.classes = classes
         self.state = {"other class": torch.zeros_like(labels)}
 
@@ -46,8 +49,6 @@ class NLNL(Method):
         return 3 * (epoch - 1) // self.epochs
 
     def begin_epoch(self, keep: Keep, history: History) -> None:
-        import torch
-
         others = self.state["other class"]
         generator = torch.Generator(others.device).manual_seed(derived_seed(self.seed, _DRAWS, keep.epoch))
         further = torch.randint(1, max(2, self.classes), others.shape, generator=generator, device=others.device)
@@ -58,13 +59,10 @@ class NLNL(Method):
         step = mean_step(rows, logits, trains)
         return step if trains is None else step._replace(skip=(~step.selected[0].any()).float())
 
-    @without_gradient
     def _rows(self, logits: Tensor, labels: Tensor, keep: Keep) -> tuple[Rows, Tensor | None]:
         """The rows and which of them train; None: all."""
-        from jocor_fast.closed_forms import complementary_rows, cross_entropy_rows, log_probabilities
-
         assert keep.samples is not None
-        log_p, phase = log_probabilities(logits), self.phase(keep.epoch)
+        log_p, phase = closed_forms.log_probabilities(logits), self.phase(keep.epoch)
         p = log_p.exp()
         if phase == 0:
             trains = None
@@ -72,5 +70,6 @@ class NLNL(Method):
             least = 1.0 / self.classes if phase == 1 else self.nlnl_threshold
             trains = p.gather(1, labels[:, None])[:, 0] > least
         if phase == 2:
-            return cross_entropy_rows(log_p, labels, p), trains
-        return complementary_rows(log_p, p, self.state["other class"].index_select(0, keep.samples)), trains
+            return closed_forms.cross_entropy_rows(log_p, labels, p), trains
+        others = self.state["other class"].index_select(0, keep.samples)
+        return closed_forms.complementary_rows(log_p, p, others), trains

@@ -6,12 +6,18 @@ import math
 from collections.abc import Hashable
 from typing import TYPE_CHECKING, Any
 
+from jocor_fast._deferred import DeferredModule
 from jocor_fast.arguments import not_negative_int
-from jocor_fast.methods.base import GROUP, History, Keep, Method, StepLoss, mean_step, register, without_gradient
+from jocor_fast.methods.base import GROUP, History, Keep, Method, StepLoss, mean_step, register
 from jocor_fast.option import option
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
+
+    from jocor_fast import closed_forms
+else:
+    torch, closed_forms = DeferredModule("torch"), DeferredModule("jocor_fast.closed_forms")
 
 _SHARE_WRONG = 0.1  # of the matrix that a run without warm-up begins with
 
@@ -33,8 +39,6 @@ class Adaptation(Method):
     )  # fmt: skip
 
     def start(self, labels: Tensor, classes: int) -> None:
-        import torch
-
         others = math.log(_SHARE_WRONG / max(1, classes - 1))
         scores = torch.full((classes, classes), others, device=labels.device)
         scores.fill_diagonal_(math.log(1.0 - _SHARE_WRONG))
@@ -43,11 +47,8 @@ class Adaptation(Method):
     def phase(self, epoch: int) -> Hashable:
         return epoch > self.adaptation_warmup
 
-    @without_gradient
     def begin_epoch(self, keep: Keep, history: History) -> None:
-        import torch
-
-        scores = self.state["transition scores"]
+        scores = self.state["transition scores"].detach()
         predicted = history.predictions()[0]
         if keep.epoch == self.adaptation_warmup + 1 and (predicted >= 0).any():
             pairs = (predicted * len(scores) + history.labels)[predicted >= 0]
@@ -58,26 +59,18 @@ class Adaptation(Method):
         return {"transition": self.state["transition scores"].detach().double().softmax(1).tolist()}
 
     def loss(self, logits: tuple[Tensor, ...], labels: Tensor, keep: Keep) -> StepLoss:
-        import torch
-
-        from jocor_fast.closed_forms import cross_entropy_rows, differentiable, log_probabilities, row_shares
-
-        with torch.no_grad():
-            log_p = log_probabilities(logits[0])
-            cross_entropy = cross_entropy_rows(log_p, labels)
+        log_p = closed_forms.log_probabilities(logits[0])
         if not self.phase(keep.epoch):
-            return mean_step(cross_entropy, logits)
-        scores = self.state["transition scores"]
-        with torch.no_grad():
-            log_t = scores.log_softmax(1).to(log_p.dtype)
-            parts = log_p + log_t.t().index_select(0, labels)  # log p_i T[i, y]
-            losses = -parts.logsumexp(1)
-            posterior = (parts + losses[:, None]).exp()  # of the clean class, by network and label
-            selected, share, num_nonfinite = row_shares(losses)
-            weighted = torch.where(selected[:, None], posterior, 0.0) * share[:, None]
-            of_logits = torch.where(selected[:, None], log_p.exp(), 0.0) * share[:, None] - weighted
-            given = torch.zeros_like(log_p).scatter_(1, labels[:, None], 1.0)
-            of_scores = log_t.exp() * weighted.sum(0)[:, None] - weighted.t() @ given
-            value = torch.where(selected, losses, 0.0).dot(share)
-        loss = differentiable(value, (of_logits, of_scores), (logits[0], scores))
-        return StepLoss(loss, (selected,), num_nonfinite, losses)
+            return mean_step(closed_forms.cross_entropy_rows(log_p, labels), logits)
+        log_t = self.state["transition scores"].log_softmax(1)
+        parts = log_p + log_t.detach().t().index_select(0, labels)  # log p_i T[i, y]
+        losses = -parts.logsumexp(1)
+        selected, count, num_nonfinite = closed_forms.rows_that_train(losses)
+        column = selected[:, None]
+        posterior = torch.where(column, (parts + losses[:, None]).exp_(), 0.0)  # of the clean class, given the label
+        of_logits = torch.where(column, log_p.exp(), 0.0) - posterior
+        given = torch.zeros_like(log_p).scatter_(1, labels[:, None], 1.0)
+        of_log_t = -(posterior.t() @ given)
+        total = torch.where(selected, losses, 0.0).sum()
+        loss = closed_forms.value_with_slopes(total, (of_logits, of_log_t), (logits[0], log_t))
+        return StepLoss(loss / count, (selected,), num_nonfinite, losses)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import TYPE_CHECKING, Any
 
+from jocor_fast._deferred import DeferredModule
 from jocor_fast.arguments import check_co_lambda, check_fraction, not_negative_int
 from jocor_fast.methods.base import GROUP, FirstStage, Keep, Method, StepLoss, register
 from jocor_fast.option import option
@@ -12,10 +13,17 @@ from jocor_fast.schedules import keep_rounding
 
 if TYPE_CHECKING:
     import numpy as np
+    import torch
     from torch import Tensor
 
+    from jocor_fast import composed_losses, forward_correction, losses, outputs
     from jocor_fast.composed_losses import Terms
+    from jocor_fast.noise import estimate
     from jocor_fast.outputs import CoTeachingOutput, JoCoROutput
+else:
+    torch, composed_losses = DeferredModule("torch"), DeferredModule("jocor_fast.composed_losses")
+    forward_correction, losses = DeferredModule("jocor_fast.forward_correction"), DeferredModule("jocor_fast.losses")
+    estimate, outputs = DeferredModule("jocor_fast.noise.estimate"), DeferredModule("jocor_fast.outputs")
 
 
 @register("standard")
@@ -71,22 +79,14 @@ class FCorrection(Method):
         self.transition: Tensor | None = None  # T, float64 [C, C]
 
     def prepare(self, first_stage: FirstStage) -> None:
-        import torch
-
-        from jocor_fast.forward_correction import log_transposed
-
         self.transition = first_stage("standard", _estimated_transition, self.transition_val_fraction)
-        self.log_transition_t = log_transposed(self.transition, torch.float32)
+        self.log_transition_t = forward_correction.log_transposed(self.transition, torch.float32)
 
     def summary(self) -> dict[str, Any]:
         return {"transition": None if self.transition is None else self.transition.tolist()}
 
     def loss(self, logits: tuple[Tensor, ...], labels: Tensor, keep: Keep) -> StepLoss:
-        import torch
-
-        from jocor_fast.forward_correction import corrected_loss
-
-        loss, per_sample, num_nonfinite = corrected_loss(logits[0], labels, self.log_transition_t)
+        loss, per_sample, num_nonfinite = forward_correction.corrected_loss(logits[0], labels, self.log_transition_t)
         everything = torch.ones_like(labels, dtype=torch.bool)
         return StepLoss(loss, (everything,), num_nonfinite, per_sample)
 
@@ -100,14 +100,10 @@ class Decoupling(Method):
     takes_terms = True
 
     def loss(self, logits: tuple[Tensor, ...], labels: Tensor, keep: Keep) -> StepLoss:
-        from jocor_fast import composed_losses
-        from jocor_fast.losses import decoupling_rows
-        from jocor_fast.outputs import JoCoROutput
-
         if keep.terms is None:
-            out = decoupling_rows(logits[0], logits[1], labels)
+            out = losses.decoupling_rows(logits[0], logits[1], labels)
         else:
-            out = JoCoROutput(*composed_losses.decoupling(logits[0], logits[1], labels, terms=keep.terms))
+            out = outputs.JoCoROutput(*composed_losses.decoupling(logits[0], logits[1], labels, terms=keep.terms))
         nothing = (out.num_selected == 0).float()
         return StepLoss(out.loss, (out.selected,), out.num_nonfinite, out.per_sample, nothing)
 
@@ -121,11 +117,9 @@ class CoTeaching(Method):
     takes_terms = True
 
     def loss(self, logits: tuple[Tensor, ...], labels: Tensor, keep: Keep) -> StepLoss:
-        from jocor_fast.losses import coteaching_loss
-
         if keep.terms is not None:
             return _exchanged(_coteaching(logits, labels, keep.terms, num_keep=keep.num_keep))
-        return _exchanged(coteaching_loss(logits[0], logits[1], labels, num_keep=keep.num_keep))
+        return _exchanged(losses.coteaching_loss(logits[0], logits[1], labels, num_keep=keep.num_keep))
 
 
 @register("coteaching-plus")
@@ -143,15 +137,13 @@ class CoTeachingPlus(CoTeaching):
         return epoch <= self.warmup_epochs
 
     def loss(self, logits: tuple[Tensor, ...], labels: Tensor, keep: Keep) -> StepLoss:
-        from jocor_fast.losses import coteaching_loss
-
         if self.phase(keep.epoch):
             return super().loss(logits, labels, keep)
         rounding = keep_rounding(self.recipe)
         if keep.terms is not None:
             how = {"forget_rate": keep.forget_rate, "disagreement": True, "rounding": rounding}
             return _exchanged(_coteaching(logits, labels, keep.terms, **how))
-        out = coteaching_loss(
+        out = losses.coteaching_loss(
             logits[0], logits[1], labels, forget_rate=keep.forget_rate, disagreement=True, rounding=rounding
         )
         return _exchanged(out)
@@ -189,22 +181,15 @@ def _joint(logits: tuple[Tensor, ...], labels: Tensor, keep: Keep, co_lambda: fl
 
 
 def _jocor(logits1: Tensor, logits2: Tensor, labels: Tensor, keep: Keep, co_lambda: float) -> JoCoROutput:
-    from jocor_fast import composed_losses
-    from jocor_fast.losses import jocor_loss
-    from jocor_fast.outputs import JoCoROutput
-
     if keep.terms is None:
-        return jocor_loss(logits1, logits2, labels, co_lambda=co_lambda, num_keep=keep.num_keep)
+        return losses.jocor_loss(logits1, logits2, labels, co_lambda=co_lambda, num_keep=keep.num_keep)
     terms, num_keep = keep.terms, keep.num_keep
     out = composed_losses.jocor(logits1, logits2, labels, terms=terms, co_lambda=co_lambda, num_keep=num_keep)
-    return JoCoROutput(*out)
+    return outputs.JoCoROutput(*out)
 
 
 def _coteaching(logits: tuple[Tensor, ...], labels: Tensor, terms: Terms, **settings: Any) -> CoTeachingOutput:
-    from jocor_fast import composed_losses
-    from jocor_fast.outputs import CoTeachingOutput
-
-    return CoTeachingOutput(*composed_losses.coteaching(logits[0], logits[1], labels, terms=terms, **settings))
+    return outputs.CoTeachingOutput(*composed_losses.coteaching(logits[0], logits[1], labels, terms=terms, **settings))
 
 
 def _exchanged(out: CoTeachingOutput) -> StepLoss:
@@ -221,8 +206,5 @@ def own_small_loss(logits: Tensor, labels: Tensor, keep: Keep) -> StepLoss:
 
 
 def _estimated_transition(probabilities: np.ndarray) -> Tensor:
-    import torch
-
-    from jocor_fast.noise.estimate import anchor_percentile, estimate_transition
-
-    return torch.from_numpy(estimate_transition(probabilities, anchor_percentile(probabilities.shape[1])))
+    percentile = estimate.anchor_percentile(probabilities.shape[1])
+    return torch.from_numpy(estimate.estimate_transition(probabilities, percentile))

@@ -5,12 +5,19 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import TYPE_CHECKING
 
+from jocor_fast._deferred import DeferredModule
 from jocor_fast.arguments import check_positive_part, in_unit_interval, not_negative, not_negative_int, positive_int
 from jocor_fast.methods.base import GROUP, History, Keep, Method, StepLoss, register
 from jocor_fast.option import option
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
+
+    from jocor_fast import closed_forms, robust_losses
+else:
+    torch, closed_forms = DeferredModule("torch"), DeferredModule("jocor_fast.closed_forms")
+    robust_losses = DeferredModule("jocor_fast.robust_losses")
 
 
 @register("gce")
@@ -35,8 +42,6 @@ class GeneralisedCrossEntropy(Method):
     gce_prune_every: int = option(10, GROUP, "N", "epochs between prunings", check=positive_int)
 
     def start(self, labels: Tensor, classes: int) -> None:
-        import torch
-
         self.state = {"kept": torch.ones_like(labels, dtype=torch.bool)}
 
     def begin_epoch(self, keep: Keep, history: History) -> None:
@@ -51,17 +56,12 @@ class GeneralisedCrossEntropy(Method):
     def loss(self, logits: tuple[Tensor, ...], labels: Tensor, keep: Keep) -> StepLoss:
         if not self.phase(keep.epoch):
             return _mean(logits[0], labels, "gce", self.gce_q, 0.0)
-        import torch
-
-        from jocor_fast.robust_losses import loss_of_rows
-
         assert keep.samples is not None
-        rows = loss_of_rows(logits[0], labels, "gce", self.gce_q, 0.0)
-        per_sample = rows.detach()
-        finite = per_sample.isfinite()
-        selected = finite & self.state["kept"].index_select(0, keep.samples)
-        loss = torch.where(selected, rows, 0.0).sum() / selected.sum().clamp(min=1)
-        return StepLoss(loss, (selected,), (~finite).sum(), per_sample)
+        rows = robust_losses.loss_of_rows(logits[0], labels, "gce", self.gce_q, 0.0)
+        kept = self.state["kept"].index_select(0, keep.samples)
+        selected, count, num_nonfinite = closed_forms.rows_that_train(rows.detach(), kept)
+        loss = torch.where(selected, rows, 0.0).sum() / count
+        return StepLoss(loss, (selected,), num_nonfinite, rows.detach())
 
 
 @register("sce")
@@ -128,7 +128,5 @@ class Cores(Method):
 
 
 def _mean(logits: Tensor, labels: Tensor, kind: str, a: float, b: float, *, sieve: bool = False) -> StepLoss:
-    from jocor_fast.robust_losses import selected_mean
-
-    out = selected_mean(logits, labels, kind, a, b, sieve=sieve)
+    out = robust_losses.selected_mean(logits, labels, kind, a, b, sieve=sieve)
     return StepLoss(out.loss, (out.selected,), out.num_nonfinite, out.per_sample)

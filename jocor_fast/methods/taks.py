@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from jocor_fast._deferred import DeferredModule
 from jocor_fast.arguments import not_negative
 from jocor_fast.methods.base import GROUP, Keep, Method, StepLoss, register
 from jocor_fast.methods.paper import own_small_loss
@@ -13,6 +14,10 @@ from jocor_fast.option import option
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
+
+    from jocor_fast import losses
+else:
+    torch, losses = DeferredModule("torch"), DeferredModule("jocor_fast.losses")
 
 
 @register("taks")
@@ -36,8 +41,6 @@ class TAkS(Method):
     )  # fmt: skip
 
     def start(self, labels: Tensor, classes: int) -> None:
-        import torch
-
         self.state["summed_losses"] = torch.zeros(len(labels), device=labels.device)
 
     def choose(
@@ -49,18 +52,14 @@ class TAkS(Method):
         generator: torch.Generator,
         groups: Tensor | None,
     ) -> Tensor:
-        import torch
-
-        from jocor_fast.losses import select_small_loss
-
         sums = self.state["summed_losses"]
         noise = torch.randn(len(labels), generator=generator, device=labels.device)
         if epoch == 1:
-            return select_small_loss(noise, num_keep, groups=groups)
+            return losses.select_small_loss(noise, num_keep, groups=groups)
         largest, predicted = probabilities().nan_to_num(nan=1.0).max(1)  # of NaN: the largest loss
         sums += torch.where(predicted == labels, 1 - largest, 1 + largest).div(2).to(sums.dtype)
         deviation = self.perturbation * (num_keep * self.epochs) ** 0.5
-        return select_small_loss(sums + deviation * noise, num_keep, groups=groups)
+        return losses.select_small_loss(sums + deviation * noise, num_keep, groups=groups)
 
     def loss(self, logits: tuple[Tensor, ...], labels: Tensor, keep: Keep) -> StepLoss:
         return own_small_loss(logits[0], labels, keep._replace(num_keep=len(labels)))
