@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
-from xml.sax.saxutils import quoteattr
 
 from jocor_fast.files.whole_file import json_bytes
 
@@ -63,6 +62,8 @@ def label_studio_tasks(samples: Sequence[Sample], names: Sequence[str]) -> bytes
 
 def label_studio_view(samples: Sequence[Sample], names: Sequence[str]) -> bytes:
     """Return the labelling interface that the tasks are for."""
+    from xml.sax.saxutils import quoteattr  # which imports ssl: more than a tenth of the time of `--version`
+
     choices = "".join(f"    <Choice value={quoteattr(name)}/>\n" for name in names)
     text = f"""<View>
   <Header value="Given label: $given"/>

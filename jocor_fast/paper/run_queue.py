@@ -16,11 +16,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
+from jocor_fast._deferred import DeferredModule
 from jocor_fast.config.options import AUTO, OPTIONS
 from jocor_fast.config.resolve import Config
 from jocor_fast.config.stored_run import FOLDER, PATHS, names_the_same
@@ -28,6 +28,11 @@ from jocor_fast.errors import RunError
 from jocor_fast.files.names import CONFIG, FIRST_STAGE, LOG_NAME, read_error, read_json, read_metrics, read_summary
 from jocor_fast.report.screen import Heartbeat, say
 from jocor_fast.report.tables import duration, percent
+
+if TYPE_CHECKING:
+    from rich import progress
+else:
+    progress = DeferredModule("rich.progress")
 
 POLL_SECONDS = 0.25
 STOP_SECONDS = 20.0  # what a run gets to write its checkpoint after SIGTERM
@@ -241,10 +246,15 @@ def make_runs(
                 bars.update(lines[run.name], completed=run.epochs_done)
 
     started, at_start, total = time.monotonic(), done(), sum(run.epochs for run in runs)
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("epoch {task.completed:.0f}/{task.total:.0f}"))
-    remaining = (TimeRemainingColumn(compact=True), TextColumn("left"))
-    bars = Progress(*columns, *remaining, console=console, transient=True, disable=not console.is_interactive)
-    whole, lines = bars.add_task("all runs", total=total, completed=at_start), dict[str, TaskID]()
+    columns = (
+        progress.TextColumn("{task.description}"),
+        progress.BarColumn(),
+        progress.TextColumn("epoch {task.completed:.0f}/{task.total:.0f}"),
+        progress.TimeRemainingColumn(compact=True),
+        progress.TextColumn("left"),
+    )
+    bars = progress.Progress(*columns, console=console, transient=True, disable=not console.is_interactive)
+    whole, lines = bars.add_task("all runs", total=total, completed=at_start), dict[str, progress.TaskID]()
     with bars, Heartbeat(console, text):
         run_all(left, jobs=jobs, threads=threads, on_change=on_change, on_poll=on_poll)
 

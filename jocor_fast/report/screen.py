@@ -8,15 +8,20 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
+from jocor_fast._deferred import DeferredModule
 from jocor_fast.report.metrics import FORGET_RATE, LOSS, PRECISION, TEST, VALIDATION, added_metrics, shown
 from jocor_fast.report.summary import best_epoch
 from jocor_fast.report.tables import NOT_AVAILABLE, TextTable, duration
+
+if TYPE_CHECKING:
+    from rich import progress
+else:
+    progress = DeferredModule("rich.progress")
 
 REFRESH_SECONDS = 0.1  # a step can take a third of a millisecond: drawing each would cost more than the step
 NARROW, WIDE = 60, 80  # terminal widths under which the bar and most figures, or the loss, are left out
@@ -87,8 +92,14 @@ def phase(console: Console, what: str, unit: str = "") -> Iterator[Callable[[int
         parts += [f"about {duration((total - done) / done * seconds)} left"] if 0 < done < total else []
         return f"{what}: {', '.join(parts)}"
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(compact=True))
-    bar = Progress(*columns, TextColumn("left"), console=console, transient=True, disable=not console.is_interactive)
+    columns = (
+        progress.TextColumn("{task.description}"),
+        progress.BarColumn(),
+        progress.MofNCompleteColumn(),
+        progress.TimeRemainingColumn(compact=True),
+        progress.TextColumn("left"),
+    )
+    bar = progress.Progress(*columns, console=console, transient=True, disable=not console.is_interactive)
     with bar, Heartbeat(console, text):
         task = bar.add_task(what, total=None)
 
@@ -158,7 +169,7 @@ class TrainingProgress:
         self._place = (1, 0, 0)  # the epoch, its steps that are done, its steps
         self._heartbeat = Heartbeat(console, self._text)
         columns, self._redraws = _columns(console.width), console.is_interactive
-        self._bar = Progress(*columns, console=console, transient=True, expand=True, disable=not self._redraws)
+        self._bar = progress.Progress(*columns, console=console, transient=True, expand=True, disable=not self._redraws)
         self._task = self._bar.add_task("", total=epochs, epoch=0, figures="")
 
     def __enter__(self) -> TrainingProgress:
@@ -293,11 +304,12 @@ def final_table(metrics: Sequence[Mapping[str, Any]], summary: Mapping[str, Any]
     )
 
 
-def _columns(width: int) -> list[ProgressColumn]:
-    columns: list[ProgressColumn] = [TextColumn("{task.description}epoch {task.fields[epoch]}/{task.total:.0f}")]
+def _columns(width: int) -> list[progress.ProgressColumn]:
+    text = progress.TextColumn
+    columns: list[progress.ProgressColumn] = [text("{task.description}epoch {task.fields[epoch]}/{task.total:.0f}")]
     if width >= NARROW:
-        columns.append(BarColumn(bar_width=None))
-    return [*columns, TextColumn("{task.fields[figures]}"), TimeRemainingColumn(compact=True), TextColumn("left")]
+        columns.append(progress.BarColumn(bar_width=None))
+    return [*columns, text("{task.fields[figures]}"), progress.TimeRemainingColumn(compact=True), text("left")]
 
 
 def _figures(metrics: Mapping[str, Any] | None, speed: str, width: int) -> str:

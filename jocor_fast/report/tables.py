@@ -10,13 +10,10 @@ import csv
 import io
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rich import box
-from rich.console import Group
-from rich.constrain import Constrain
-from rich.table import Table as RichTable
-from rich.text import Text
+if TYPE_CHECKING:
+    from rich.console import Group
 
 NOT_AVAILABLE = "n/a"
 NOTE_WIDTH = 100  # of a note below a table on the screen, at most: no wider than is good to read
@@ -74,7 +71,13 @@ class TextTable:
 
     def rich(self) -> Group:
         """Return the same for a rich console; title and note are as wide as it is, and not as the table."""
-        table = RichTable(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+        from rich import box
+        from rich.console import Group
+        from rich.constrain import Constrain
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
         for i, heading in enumerate(self.columns):
             name = i < self.text_columns  # names stay whole where the table is wider than the screen
             table.add_column(Text(heading), justify="left" if name else "right", no_wrap=name)
