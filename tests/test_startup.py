@@ -15,7 +15,7 @@ from children import python
 from jocor_fast.cli.program import COMMANDS, SHELLS
 
 # Importing one of them takes longer than everything else here, or is not needed before there is something to compute.
-SLOW = ("torch", "numpy", "scipy", "sklearn", "matplotlib", "PIL")
+SLOW = ("torch", "numpy", "scipy", "sklearn", "matplotlib", "PIL", "rich.progress", "xml")
 
 WITHOUT = f"""
 import sys
