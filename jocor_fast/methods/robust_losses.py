@@ -121,9 +121,9 @@ class Cores(Method):
 
     def loss(self, logits: tuple[Tensor, ...], labels: Tensor, keep: Keep) -> StepLoss:
         beta, sieve = self.phase(keep.epoch)
-        z = logits[0]
-        # Through amax too: without its gradient the largest logit would still be driven up.
-        bounded = z.maximum(z.amax(1, keepdim=True) + LOG_SMALLEST)
+        # Through amax too: without its gradient the largest logit would still be driven up. Its distance is bounded, as
+        # log 1e-8 would be rounded next to a large logit.
+        bounded = (logits[0] - logits[0].amax(1, keepdim=True)).clamp(min=LOG_SMALLEST)
         return _mean(bounded, labels, "cores", 0.0, beta, sieve=sieve)
 
 
