@@ -18,7 +18,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import nn
 
 from jocor_fast.data.samples import Samples, input_warnings
-from jocor_fast.engine.plan import unfinished_ramp
+from jocor_fast.engine.plan import unfinished_schedule
 from jocor_fast.engine.settings import TrainSettings
 from jocor_fast.machine import resolve_device
 from jocor_fast.models.networks import build_model
@@ -183,7 +183,7 @@ class JoCoRClassifier(ClassifierMixin, BaseEstimator):
             steps = math.ceil(RAMP_STEPS / steps_per_epoch(samples, settings.batch_size, settings.recipe))
             ramp_epochs = min(max(LEAST_RAMP_EPOCHS, steps), settings.epochs // 2)
         settings = replace(settings, ramp_epochs=ramp_epochs)
-        unfinished = unfinished_ramp(settings)
+        unfinished = unfinished_schedule(settings)
         if unfinished is not None:
             warnings.warn(unfinished, stacklevel=3)
         return settings

@@ -21,7 +21,7 @@ from jocor_fast.data.classes import as_array, label_values, number_classes
 from jocor_fast.data.samples import Samples, as_network_input, check_inputs, input_warnings
 from jocor_fast.data.torch_dataset import DatasetInputs
 from jocor_fast.engine.networks import NetworkSource, probe_classes
-from jocor_fast.engine.plan import unfinished_ramp
+from jocor_fast.engine.plan import unfinished_schedule
 from jocor_fast.engine.processes import joined_processes
 from jocor_fast.engine.settings import OptimizerSource, TrainSettings, device_name
 from jocor_fast.errors import ArgumentTypeError, ArgumentValueError
@@ -170,7 +170,7 @@ def train(
     )
     if on_epoch is not None and not callable(on_epoch):
         raise ArgumentTypeError("on_epoch", f"must be a function of a dict, got {type(on_epoch).__name__}")
-    unfinished = unfinished_ramp(settings)
+    unfinished = unfinished_schedule(settings)
     if unfinished is not None:
         warnings.warn(unfinished, stacklevel=2)
     if output is not None:

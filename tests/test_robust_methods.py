@@ -11,6 +11,7 @@ from torch import Tensor
 
 import jocor_fast as jf
 from engine_cases import CLASSES, blobs, fit, parameters, same_bits, settings, small_mlp
+from jocor_fast.engine.plan import unfinished_schedule
 from jocor_fast.methods import METHODS, Keep
 
 
@@ -97,6 +98,35 @@ def test_cores_gains_nothing_by_logits_that_only_grow() -> None:
         assert gradient[right].abs().max() < 1e-6
         found.append(out.per_sample[right])
     torch.testing.assert_close(*found, rtol=0, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "expected"),
+    [
+        ("gce", {}, "GCE prunes first in epoch 40"),
+        ("gce", {"gce_prune_from": 20}, None),
+        ("gce", {"gce_truncation": 0.0}, None),
+        ("cores", {}, "CORES² has its sieve after epoch 30"),
+        ("cores", {"cores_sieve_after": 20}, "CORES² has its sieve after epoch 20"),
+        ("cores", {"cores_sieve_after": 19}, None),
+        ("elr", {}, None),
+    ],
+)
+def test_a_run_that_ends_before_pruning_or_sieve_is_warned_of(
+    method: str, options: dict[str, float], expected: str | None
+) -> None:
+    sentence = unfinished_schedule(settings(method=method, epochs=20, method_options=options))
+    if expected is None:
+        assert sentence is None
+    else:
+        assert sentence is not None
+        assert sentence.startswith(f"the run ends with epoch 20, and {expected}: ")
+
+
+def test_such_a_run_warns() -> None:
+    data = torch.randn(40, 4), torch.arange(40) % 3
+    with pytest.warns(UserWarning, match="the run ends with epoch 1, and GCE prunes first in epoch 40"):
+        jf.train(lambda: torch.nn.Linear(4, 3), data, method="gce", forget_rate=0.0, epochs=1)
 
 
 def test_the_keep_rate_is_what_the_method_kept_and_a_resumed_run_prunes_alike(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from jocor_fast.config.options import OPTIONS
 from jocor_fast.config.resolve import Config
 from jocor_fast.config.task import Task
 from jocor_fast.data.samples import input_warnings
-from jocor_fast.engine.plan import unfinished_ramp
+from jocor_fast.engine.plan import unfinished_schedule
 from jocor_fast.engine.processes import Processes
 from jocor_fast.methods import METHODS
 from jocor_fast.report.screen import counted
@@ -46,7 +46,7 @@ def _forget_rate_warning(config: Config, task: Task) -> str | None:
 
 def _ramp_warning(config: Config, task: Task, batch: int) -> str | None:
     """A sentence where selection never is at full strength, or is before the networks know what to select by."""
-    unfinished = unfinished_ramp(config.training)
+    unfinished = unfinished_schedule(config.training)
     if unfinished is not None:
         return unfinished
     ramp, selects = (

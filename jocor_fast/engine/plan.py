@@ -89,10 +89,20 @@ def whole_batch(settings: TrainSettings, num_samples: int, processes: Processes 
     return min(batch_size, num_samples - num_samples % count)
 
 
-def unfinished_ramp(settings: TrainSettings) -> str | None:
+def unfinished_schedule(settings: TrainSettings) -> str | None:
+    """Return a sentence where the run ends before its method is at full strength; else None."""
+    method, epochs = METHODS[settings.method], schedules.trained_epochs(settings.epochs, settings.recipe)
+    unreached = method.of(settings.as_dict()).unreached(epochs)
+    if unreached is not None:
+        return (
+            f"the run ends with epoch {epochs}, and {method.title} {unreached}: it leaves no sample out; more epochs, "
+            "or an earlier one, come to it"
+        )
+    return _unfinished_ramp(settings) if method.selects else None
+
+
+def _unfinished_ramp(settings: TrainSettings) -> str | None:
     """Return a sentence where the run ends before its ramp and never reaches its forget rate; else None."""
-    if not METHODS[settings.method].selects:
-        return None
     ramp, recipe, adaptive = settings.ramp_epochs, settings.recipe, settings.forget_rate == ADAPTIVE
     rate = 0.5 if isinstance(settings.forget_rate, str) else settings.forget_rate
     epochs = schedules.trained_epochs(settings.epochs, recipe)

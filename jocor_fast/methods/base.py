@@ -153,6 +153,10 @@ class Method:
         """Return what summary.json holds of the method's own."""
         return {}
 
+    def unreached(self, epochs: int) -> str | None:
+        """Return in a clause what makes the method but comes after so many epochs, all that a run trains; else None."""
+        return None
+
     def phase(self, epoch: int) -> Hashable:
         """Return what decides, in an epoch, which operators `loss` runs: a captured step holds for one value."""
         return None

@@ -50,6 +50,11 @@ class GeneralisedCrossEntropy(Method):
             probability = history.probabilities()[0]  # NaN, of a sample never seen, is not pruned
             self.state["kept"].copy_(~(probability <= self.gce_truncation))
 
+    def unreached(self, epochs: int) -> str | None:
+        if self.gce_truncation == 0 or self.gce_prune_from <= epochs:
+            return None
+        return f"prunes first in epoch {self.gce_prune_from}"
+
     def phase(self, epoch: int) -> Hashable:
         return epoch >= self.gce_prune_from and self.gce_truncation > 0
 
@@ -113,6 +118,9 @@ class Cores(Method):
     cores_beta_from: int = option(10, GROUP, "N", "epochs before β rises", check=not_negative_int)
     cores_beta_ramp: int = option(30, GROUP, "N", "epochs over which β rises", check=positive_int)
     cores_sieve_after: int = option(30, GROUP, "N", "epochs before the sieve", check=not_negative_int)
+
+    def unreached(self, epochs: int) -> str | None:
+        return f"has its sieve after epoch {self.cores_sieve_after}" if self.cores_sieve_after >= epochs else None
 
     def phase(self, epoch: int) -> tuple[float, bool]:
         """Return β and whether there is a sieve."""
