@@ -11,7 +11,7 @@ unexport PYTHONPATH PYTHONHOME
 # torch comes first: the extension is compiled against the torch that is installed here (pyproject.toml has the bound).
 TORCH := $(shell sed -n 's/^ *"\(torch>=[^"]*\)",$$/\1/p' pyproject.toml)
 EXTENSION_SOURCES := setup.py pyproject.toml $(shell find csrc -type f -not -name '*.pyc')
-FORMATTED_SOURCES := $(filter %.cpp %.h %.cu %.cuh,$(EXTENSION_SOURCES)) $(wildcard benchmarks/*.cu)
+FORMATTED_SOURCES := $(filter %.cpp %.h %.cu %.cuh,$(EXTENSION_SOURCES)) $(wildcard benchmarks/*.cu benchmarks/*.cpp)
 
 comma := ,
 
