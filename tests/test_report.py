@@ -396,6 +396,16 @@ def test_a_terminal_gets_a_bar_that_fits(width: int, there: list[str], missing: 
     assert "…" not in last
 
 
+@pytest.mark.parametrize("width", [120, 80, 70])
+def test_a_bar_shows_the_loss_where_nothing_else_is_known(width: int) -> None:
+    file = io.StringIO()
+    console = Console(file=file, force_terminal=True, width=width, color_system=None, _environ={"TERM": "xterm"})
+    with TrainingProgress(console, 3) as progress:
+        progress.on_epoch(line(3, None, None))
+    assert "loss 0.2500" in file.getvalue()
+    assert "n/a" not in file.getvalue()
+
+
 @pytest.mark.parametrize(("width", "loss"), [(120, True), (80, False)])
 def test_a_run_on_files_shows_its_speed_and_its_waiting(
     width: int, loss: bool, monkeypatch: pytest.MonkeyPatch
