@@ -80,3 +80,19 @@ def _(grad: Tensor, logits1: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
     needs_grad1, needs_grad2 = rest[-2:]
     whole, none = tuple(logits1.shape), (0,)
     return logits1.new_empty(whole if needs_grad1 else none), logits1.new_empty(whole if needs_grad2 else none)
+
+
+@torch.library.register_fake("jocor_fast::sparse_linear")
+def _(starts: Tensor, columns: Tensor, values: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return weight.new_empty((starts.shape[0] - 1, weight.shape[1]))
+
+
+@torch.library.register_fake("jocor_fast::sparse_linear_gradient")
+def _(starts: Tensor, columns: Tensor, values: Tensor, rows: Tensor, grad: Tensor, inputs: int) -> tuple[Tensor, Tensor]:
+    found = torch.library.get_ctx().new_dynamic_size()
+    return rows.new_empty((found,)), grad.new_empty((found, grad.shape[1]))
+
+
+@torch.library.register_fake("jocor_fast::sparse_adam_")
+def _(weight: Tensor, *rest: Any) -> None:
+    return None

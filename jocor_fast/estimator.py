@@ -15,11 +15,13 @@ from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils import check_random_state
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
-from torch import nn
+from torch import Tensor, nn
 
 from jocor_fast.data.samples import Samples, input_warnings
+from jocor_fast.data.sparse import csr_inputs, is_sparse, take_rows
 from jocor_fast.engine.plan import unfinished_schedule
 from jocor_fast.engine.settings import TrainSettings
+from jocor_fast.engine.sparse_perceptrons import logits_of
 from jocor_fast.machine import resolve_device
 from jocor_fast.models.networks import build_model
 from jocor_fast.runs.fit import fit
@@ -109,7 +111,8 @@ class JoCoRClassifier(ClassifierMixin, BaseEstimator):
         """Train on samples and labels of which some are wrong.
 
         Args:
-            X: [N, features], or [N, ...] for a network that takes such samples; numbers.
+            X: [N, features], or [N, ...] for a network that takes such samples; numbers. Of a sparse matrix the first
+                layer of "mlp" reads only what is there; other networks get it in dense batches.
             y: [N], labels of any kind that scikit-learn takes for classes.
 
         Returns:
@@ -119,11 +122,11 @@ class JoCoRClassifier(ClassifierMixin, BaseEstimator):
             TypeError, ValueError: an argument or a parameter is wrong; the sentence names it.
             RuntimeError: training diverged.
         """
-        X, y = validate_data(self, X, y, dtype=np.float32, allow_nd=True)
+        X, y = validate_data(self, X, y, dtype=np.float32, allow_nd=True, accept_sparse="csr")
         check_classification_targets(y)
         self.classes_, numbers = np.unique(y, return_inverse=True)
-        settings = self._settings(len(X))
-        inputs = torch.from_numpy(np.require(X, requirements=["C", "W"]))
+        settings = self._settings(X.shape[0])
+        inputs = _inputs(X)
         for sentence in input_warnings("X", inputs):
             warnings.warn(sentence, stacklevel=2)
         build = self.network if callable(self.network) else partial(build_model, self.network)
@@ -147,13 +150,14 @@ class JoCoRClassifier(ClassifierMixin, BaseEstimator):
             float64 [N, C], rows that sum to 1, columns in the order of `classes_`.
         """
         check_is_fitted(self)
-        X = validate_data(self, X, dtype=np.float32, allow_nd=True, reset=False)
+        X = validate_data(self, X, dtype=np.float32, allow_nd=True, accept_sparse="csr", reset=False)
         device = resolve_device(self.device)
         networks = [network.to(device) for network in self.networks_]
-        parts = []
-        with torch.no_grad():
-            for rows in torch.from_numpy(np.require(X, requirements=["C", "W"])).split(PREDICTION_BATCH):
-                shares = [network(rows.to(device)).double().softmax(1) for network in networks]
+        inputs, parts = _inputs(X), []
+        with torch.no_grad(), logits_of(networks, sparse=is_sparse(inputs)) as logits:
+            for numbers in torch.arange(len(inputs)).split(PREDICTION_BATCH):
+                rows = take_rows(inputs, numbers) if is_sparse(inputs) else inputs[numbers[0] : numbers[-1] + 1]
+                shares = [network.double().softmax(1) for network in logits(rows.to(device))]
                 parts.append(torch.stack(shares).mean(0).cpu())
         for network in networks:
             network.cpu()
@@ -172,6 +176,11 @@ class JoCoRClassifier(ClassifierMixin, BaseEstimator):
         labels: np.ndarray = self.classes_[probabilities.argmax(axis=1)]
         return labels
 
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.sparse = True
+        return tags
+
     def _settings(self, samples: int) -> TrainSettings:
         """The parameters as the engine takes and checks them."""
         others = ("network", "ramp_epochs", "random_state")
@@ -187,3 +196,7 @@ class JoCoRClassifier(ClassifierMixin, BaseEstimator):
         if unfinished is not None:
             warnings.warn(unfinished, stacklevel=3)
         return settings
+
+
+def _inputs(X: Any) -> Tensor:
+    return csr_inputs(X, "X") if is_sparse(X) else torch.from_numpy(np.require(X, requirements=["C", "W"]))

@@ -19,6 +19,7 @@ from jocor_fast.config.stored_run import read_config
 from jocor_fast.data.arrays import user_path
 from jocor_fast.data.classes import as_array, label_values, number_classes
 from jocor_fast.data.samples import Samples, as_network_input, check_inputs, input_warnings
+from jocor_fast.data.sparse import csr_inputs, is_sparse, take_rows
 from jocor_fast.data.torch_dataset import DatasetInputs
 from jocor_fast.engine.networks import NetworkSource, probe_classes
 from jocor_fast.engine.plan import unfinished_schedule
@@ -91,7 +92,8 @@ def train(
         networks: a pair of nn.Module (one for a one-network method), trained in place from the weights they have; or a
             function without arguments that builds one, called once a network under the seed.
         train_data: (inputs [N, ...], noisy labels [N]), arrays or tensors. Inputs: uint8 (the networks get them divided
-            by 255), floating (they get float32), int32 or int64 (as they are). Labels: whole numbers, each one of the
+            by 255), floating (they get float32), int32 or int64 (as they are); or a sparse matrix of SciPy [N, D], of
+            any numbers (they get float32), whose zeros a perceptron's first layer does not read. Labels: whole numbers, each one of the
             networks' outputs; strings, and numbers beyond the outputs, are numbered in sorted order, and a warning says
             how. What is too large for memory, or has random transforms, comes as (dataset, labels): a map-style
             `torch.utils.data.Dataset` whose item i is the input of sample i, or a tuple that begins with it.
@@ -183,7 +185,7 @@ def train(
     pairs = {"train_data": train_data, "test_data": test_data, "val_data": val_data}
     workers = usable_cores() if num_workers is None else at_least("num_workers", num_workers, 0)
     inputs = {name: _inputs(name, pair, workers, settings.seed) for name, pair in pairs.items() if pair is not None}
-    first = {name: given[:2] if isinstance(given, Tensor) else given.first() for name, given in inputs.items()}
+    first = {name: _first(given) for name, given in inputs.items()}
     _warn_of_other_scales(first)
     for sentence in input_warnings("train_data", inputs["train_data"]):
         warnings.warn(sentence, stacklevel=2)
@@ -297,6 +299,8 @@ def _inputs(name: str, pair: Any, num_workers: int, seed: int) -> Tensor | Datas
         return DatasetInputs(name, inputs, num_workers, seed)
     if isinstance(inputs, DataLoader):
         raise TypeError(f"{name}: inputs must be an array, a tensor or a Dataset, got a DataLoader; give its dataset")
+    if is_sparse(inputs):
+        return csr_inputs(inputs, f"{name}: inputs")
     if not isinstance(inputs, Tensor):
         array = as_array(inputs, f"{name}: inputs")
         if array.dtype.kind not in "biuf":
@@ -307,6 +311,13 @@ def _inputs(name: str, pair: Any, num_workers: int, seed: int) -> Tensor | Datas
         inputs = torch.from_numpy(np.require(native, requirements=["C", "W"]))
     check_inputs(f"{name}: inputs", inputs)
     return inputs.detach()
+
+
+def _first(inputs: Tensor | DatasetInputs) -> Tensor:
+    """A few of the inputs, dense."""
+    if not isinstance(inputs, Tensor):
+        return inputs.first()
+    return take_rows(inputs, torch.arange(min(2, len(inputs)))).to_dense() if is_sparse(inputs) else inputs[:2]
 
 
 def _warn_of_other_scales(first: dict[str, Tensor]) -> None:

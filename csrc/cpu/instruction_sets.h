@@ -2,6 +2,7 @@
 #pragma once
 
 #include "../joint_loss.h"
+#include "../sparse_linear.h"
 
 namespace jocor_fast::cpu {
 
@@ -13,6 +14,10 @@ struct RowKernels {
   void (*corrected_gradients)(const CorrectedGradientParams&, int64_t begin, int64_t end);
   int64_t (*robust_losses)(const RobustRowParams&, int64_t begin, int64_t end);
   void (*robust_gradients)(const RobustGradientParams&, int64_t begin, int64_t end);
+  void (*sparse_linear)(const SparseLinearParams&, int64_t begin, int64_t end);
+  void (*sparse_gradients)(const SparseGradientParams&, int64_t begin, int64_t end);
+  void (*sparse_adam_catch_up)(const SparseAdamParams&, int64_t row);
+  void (*sparse_adam_step)(const SparseAdamParams&, int64_t row, const float* gradient);
 };
 
 extern const RowKernels portable_kernels;

@@ -59,6 +59,20 @@ void robust_gradients(const RobustGradientParams& params, int64_t begin, int64_t
   chosen().robust_gradients(params, begin, end);
 }
 
+void sparse_linear(const SparseLinearParams& params, int64_t begin, int64_t end) {
+  chosen().sparse_linear(params, begin, end);
+}
+
+void sparse_gradients(const SparseGradientParams& params, int64_t begin, int64_t end) {
+  chosen().sparse_gradients(params, begin, end);
+}
+
+void sparse_adam_catch_up(const SparseAdamParams& params, int64_t row) { chosen().sparse_adam_catch_up(params, row); }
+
+void sparse_adam_step(const SparseAdamParams& params, int64_t row, const float* gradient) {
+  chosen().sparse_adam_step(params, row, gradient);
+}
+
 const char* instruction_set() { return chosen().name; }
 
 std::vector<const char*> instruction_sets() {

@@ -25,6 +25,7 @@
 #include "robust_loss.h"
 #include "row_gradients.h"
 #include "row_losses.h"
+#include "sparse_linear.h"
 
 namespace jocor_fast::cpu {
 const RowKernels avx2_kernels = {"avx2",
@@ -33,7 +34,11 @@ const RowKernels avx2_kernels = {"avx2",
                                  avx2::corrected_losses,
                                  avx2::corrected_gradients,
                                  avx2::robust_losses,
-                                 avx2::robust_gradients};
+                                 avx2::robust_gradients,
+                                 avx2::sparse_linear,
+                                 avx2::sparse_gradients,
+                                 avx2::sparse_adam_catch_up,
+                                 avx2::sparse_adam_step};
 }
 
 #if defined(__clang__)

@@ -26,6 +26,7 @@
 #include "robust_loss.h"
 #include "row_gradients.h"
 #include "row_losses.h"
+#include "sparse_linear.h"
 
 namespace jocor_fast::cpu {
 const RowKernels avx512_kernels = {"avx512",
@@ -34,7 +35,11 @@ const RowKernels avx512_kernels = {"avx512",
                                    avx512::corrected_losses,
                                    avx512::corrected_gradients,
                                    avx512::robust_losses,
-                                   avx512::robust_gradients};
+                                   avx512::robust_gradients,
+                                   avx512::sparse_linear,
+                                   avx512::sparse_gradients,
+                                   avx512::sparse_adam_catch_up,
+                                   avx512::sparse_adam_step};
 }
 
 #if defined(__clang__)

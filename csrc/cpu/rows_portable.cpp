@@ -6,6 +6,7 @@
 #include "robust_loss.h"
 #include "row_gradients.h"
 #include "row_losses.h"
+#include "sparse_linear.h"
 
 namespace jocor_fast::cpu {
 const RowKernels portable_kernels = {"portable",
@@ -14,5 +15,9 @@ const RowKernels portable_kernels = {"portable",
                                      portable::corrected_losses,
                                      portable::corrected_gradients,
                                      portable::robust_losses,
-                                     portable::robust_gradients};
+                                     portable::robust_gradients,
+                                     portable::sparse_linear,
+                                     portable::sparse_gradients,
+                                     portable::sparse_adam_catch_up,
+                                     portable::sparse_adam_step};
 }

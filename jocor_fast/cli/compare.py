@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from jocor_fast.arguments import is_tensor
+from jocor_fast.data.sparse import is_sparse
 from jocor_fast.cli.flags import declare, options_in_file, parse_count
 from jocor_fast.config.options import AUTO, OPTIONS
 from jocor_fast.config.resolve import Config, name_of_data, name_of_noise, resolve
@@ -216,7 +217,9 @@ def _default_jobs(config: Config, task: Task) -> int:
     """Return how many runs the machine has cores and memory for; a run of image files takes what Clothing1M's do."""
     known = EXPERIMENTS.get("clothing1m" if config.entry.holds_files else config.dataset)
     inputs = task.train.inputs
-    size = inputs.numel() * inputs.element_size() if is_tensor(inputs) else 0
+    size = 0
+    if is_tensor(inputs):
+        size = 8 * inputs.values().numel() if is_sparse(inputs) else inputs.numel() * inputs.element_size()
     with config.naming("device"):
         device = resolve_device(config.training.device)
     return default_jobs(

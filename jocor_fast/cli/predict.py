@@ -29,10 +29,11 @@ USAGE = "CHECKPOINT PATH [PATH ...] [OPTIONS]"
 HOW_TO_GO_ON = "run it again"
 DESCRIPTION = """\
 Predict with the networks of a checkpoint (checkpoint.pt, best.pt or the folder
-of a run). PATH is an image, a folder of images, FILE.npy or FILE.npz:KEY, and
-is preprocessed as in training. Networks trained on arrays accept only images of
-the same size, and gray ones if the arrays were gray. The output is CSV: path,
-index (within an array), label, confidence."""
+of a run). PATH is an image, a folder of images, FILE.npy, FILE.npz:KEY or, of a
+sparse matrix, FILE.npz by scipy.sparse.save_npz, and is preprocessed as in
+training. Networks trained on arrays accept only images of the same size, and
+gray ones if the arrays were gray. The output is CSV: path, index (within an
+array), label, confidence."""
 
 NETWORKS = {"1": 0, "2": 1, "mean": None}
 BATCH = 256
@@ -114,6 +115,7 @@ def _inputs(
 ) -> Iterator[_Input]:
     """Everything to label, in order; images that cannot be read, or are none for these networks, go to `bad`."""
     from jocor_fast.data.images.image_file import BadImage
+    from jocor_fast.data.sparse import dense_rows
 
     files = [file for text in paths for file in ([text] if _is_array(text) else _images(Path(text)))]
     done, total = 0, len(files)
@@ -121,7 +123,7 @@ def _inputs(
         if isinstance(file, str):
             array = predictor.array(file)
             total += len(array) - 1
-            found = [_Input(file, place, inputs) for place, inputs in enumerate(array)]
+            found: Iterable[_Input] = (_Input(file, place, inputs) for place, inputs in enumerate(dense_rows(array)))
         else:
             try:
                 found = [_Input(str(file), None, predictor.image(file))]

@@ -16,12 +16,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from jocor_fast.data.arrays import read_array
+from jocor_fast.data.arrays import read_array, split_key, user_path
 from jocor_fast.data.dataset import Dataset
 from jocor_fast.data.images.image_file import BadImage, decode_by_pillow, read_bytes
 from jocor_fast.data.images.pillow_decoder import PillowDecoder
 from jocor_fast.data.images.preprocessing import CENTRE, Preprocessing
-from jocor_fast.data.memory.npz import as_inputs
+from jocor_fast.data.memory.npz import as_inputs, read_sparse
 from jocor_fast.engine.networks import NetworkSource, build_networks
 from jocor_fast.errors import DataError, RunError
 from jocor_fast.files.names import CHECKPOINT
@@ -161,9 +161,16 @@ class Predictor:
     def array(self, spec: str) -> Tensor:
         """The inputs in FILE.npy or FILE.npz:KEY, float32 [n, ...]; one input alone is one of n = 1.
 
+        Of FILE.npz alone, which scipy.sparse.save_npz wrote, they are sparse (`data.sparse`).
+
         Raises:
             DataError: the file cannot be read, or holds inputs of another shape or kind.
         """
+        if split_key(spec)[1] is None and spec.lower().endswith(".npz"):
+            sparse = read_sparse(user_path(spec), or_key=True)
+            if self.kind != "float32" or sparse.shape[1:] != self.shape:
+                raise DataError(f"{spec} holds {list(sparse.shape)} of float32, these networks take {self._wanted()}")
+            return sparse
         array = read_array(spec, "PATH")
         if array.shape == self.shape:
             array = array[None]

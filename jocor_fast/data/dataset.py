@@ -12,6 +12,7 @@ from jocor_fast.errors import DataError
 
 if TYPE_CHECKING:
     import numpy as np
+    from torch import Tensor
 
     from jocor_fast.data.images.source import ImageFiles
     from jocor_fast.data.samples import Samples
@@ -67,7 +68,7 @@ class Dataset:
 
 def in_memory(
     name: str,
-    parts: Mapping[str, tuple[np.ndarray, np.ndarray]],
+    parts: Mapping[str, tuple[np.ndarray | Tensor, np.ndarray]],
     num_classes: int,
     *,
     input_scale: float = 1 / 255,
@@ -79,7 +80,7 @@ def in_memory(
     Args:
         name: as it was asked for.
         parts: {"train", "test" or "val": (inputs, labels)}. Inputs are [N, H, W] for gray images, [N, 3, H, W] for
-            colour, [N, D] for features, uint8 or float32; labels int64 [N], 0 … C−1.
+            colour, [N, D] for features, uint8 or float32, or sparse (`data.sparse`); labels int64 [N], 0 … C−1.
         num_classes: C.
         input_scale: what a network is given is uint8 input · input_scale, in [0, 1] for images.
         label_table: the original labels in the order 0 … C−1, where they had to be mapped.
@@ -105,7 +106,8 @@ def in_memory(
                 f"{where} must have {part} images like its train images, {first.shape[1:]} of {first.dtype}, "
                 f"got {inputs.shape[1:]} of {inputs.dtype}"
             )
-        samples[part] = Samples(torch.from_numpy(inputs), torch.from_numpy(labels), input_scale=input_scale)
+        held = inputs if is_tensor(inputs) else torch.from_numpy(inputs)
+        samples[part] = Samples(held, torch.from_numpy(labels), input_scale=input_scale)
     names = label_table or numbered(num_classes)
     return Dataset(
         name, samples["train"], names, samples.get("test"), samples.get("val"), label_table, source=str(source)

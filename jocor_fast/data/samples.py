@@ -16,6 +16,7 @@ from torch import Tensor
 
 from jocor_fast import arguments
 from jocor_fast.data.images.bad_files import BadFiles
+from jocor_fast.data.sparse import first_not_finite, is_sparse, take_rows
 from jocor_fast.tensor_arguments import check_readable
 
 SAMPLES_LOOKED_AT = 100
@@ -51,7 +52,7 @@ class Samples:
 
     Attributes:
         inputs: [N, ...], N ≥ 1: uint8 (a network gets `inputs · input_scale` in float32), floating (it gets float32),
-            int32 or int64 (it gets them as they are: token numbers); or files.
+            int32 or int64 (it gets them as they are: token numbers), sparse rows (`data.sparse`); or files.
         labels: int64 [N], 0 … C−1: those to train on, which may be wrong, or to evaluate by.
         clean_labels: int64 [N], the truth about labels to train on, None where it is unknown.
         input_scale: factor for uint8 inputs.
@@ -91,13 +92,18 @@ class Samples:
         """Return the samples with these numbers, in ascending order; all of them share their inputs with these."""
         rows, inputs = torch.from_numpy(ids), self.inputs
         if len(ids) < len(self):
-            inputs = inputs[rows] if isinstance(inputs, Tensor) else inputs.subset(ids)
+            if not isinstance(inputs, Tensor):
+                inputs = inputs.subset(ids)
+            else:
+                inputs = take_rows(inputs, rows) if is_sparse(inputs) else inputs[rows]
         clean = None if self.clean_labels is None else self.clean_labels[rows]
         return replace(self, inputs=inputs, labels=self.labels[rows], clean_labels=clean)
 
     def open(self, device: torch.device, batch_size: int, *, training: bool = False) -> InputSource:
         """Return the inputs on a device; files come in batches of at most `batch_size`, as for `InputFiles.open`."""
         if isinstance(self.inputs, Tensor):
+            if is_sparse(self.inputs):
+                return SparseInputs(self.inputs, device)
             return ResidentInputs(self.inputs, self.input_scale, device)
         return self.inputs.open(device, batch_size, training=training)
 
@@ -193,6 +199,33 @@ class ResidentInputs:
         pass
 
 
+class SparseInputs:
+    """The `InputSource` of sparse rows in memory. A batch's rows are sparse, which a `NetworkGroup` takes."""
+
+    reads_files = False
+    bad_files: BadFiles | None = None
+
+    def __init__(self, inputs: Tensor, device: torch.device) -> None:
+        self.stored = inputs.to(device)
+
+    def __len__(self) -> int:
+        return len(self.stored)
+
+    def first(self, count: int = 2) -> Tensor:
+        """A few samples, dense."""
+        return take_rows(self.stored, torch.arange(min(count, len(self)), device=self.stored.device)).to_dense()
+
+    def batches(self, order: Tensor, batch_size: int, epoch: int = 0) -> Generator[Batch]:
+        for samples in order.split(batch_size):
+            yield Batch(samples, take_rows(self.stored, samples))
+
+    def network_input(self, stored: Tensor) -> Tensor:
+        return stored
+
+    def close(self) -> None:
+        pass
+
+
 def as_network_input(stored: Tensor, scale: float) -> Tensor:
     """Stored rows as the networks take them: uint8 becomes scaled float32, other integers stay."""
     if stored.dtype == torch.uint8:
@@ -206,6 +239,8 @@ def check_inputs(name: str, inputs: Tensor | InputFiles) -> None:
         return
     if not isinstance(inputs, Tensor):
         raise TypeError(f"{name} must be a tensor, got {type(inputs).__name__}")
+    if is_sparse(inputs):  # as `csr_inputs` returns it
+        return
     check_readable(name, inputs)
     if not (inputs.is_floating_point() or inputs.dtype in (torch.uint8, torch.int32, torch.int64)):
         raise TypeError(f"{name} must be uint8, floating, int32 or int64, got {inputs.dtype}")
@@ -218,14 +253,17 @@ def input_warnings(name: str, inputs: Tensor | InputFiles) -> list[str]:
     if not isinstance(inputs, Tensor) or not inputs.is_floating_point():
         return []
     found = []
-    finite = inputs.isfinite()
+    sparse = is_sparse(inputs)
+    numbers = inputs.values() if sparse else inputs
+    finite = numbers.isfinite()
     if not finite.all():
-        sample = int(finite.reshape(len(inputs), -1).all(1).int().argmin())
+        sample = first_not_finite(inputs) if sparse else int(finite.reshape(len(inputs), -1).all(1).int().argmin())
         found.append(
             f"{name}: a number in sample {sample} is not finite: the run diverges unless the networks replace it, "
             "for times a gradient of zero it is not zero"
         )
-    some = inputs[:SAMPLES_LOOKED_AT][finite[:SAMPLES_LOOKED_AT]].double()
+    looked_at = int(inputs.crow_indices()[: SAMPLES_LOOKED_AT + 1][-1]) if sparse else SAMPLES_LOOKED_AT
+    some = numbers[:looked_at][finite[:looked_at]].double()
     if not len(some) or some.square().mean().sqrt() <= LARGE_INPUTS:
         return found
     low, high, features = float(some.min()), float(some.max()), inputs.dim() == 2

@@ -11,7 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from jocor_fast.data.samples import InputSource, Samples
+from jocor_fast.data.samples import InputSource, ResidentInputs, Samples, SparseInputs
+from jocor_fast.data.sparse import as_dense
 from jocor_fast.engine.networks import NetworkGroup, evaluating
 from jocor_fast.engine.processes import ALONE, Processes
 from jocor_fast.losses import num_keep, select_small_loss
@@ -20,6 +21,7 @@ EVALUATION_BATCH = 512  # on MNIST 256 to 1000 take 60 ms, more or fewer up to a
 # On a GPU a batch costs the host as much as many samples cost the device: batches of so many numbers (MNIST's test set
 # is one), of at least `EVALUATION_BATCH` samples.
 EVALUATION_NUMBERS_ON_GPU = 2**23
+DENSE_NUMBERS = 2**23  # of a batch of sparse rows, at most, for networks that are given it dense
 
 
 class EvaluationSet:
@@ -35,13 +37,20 @@ class EvaluationSet:
         self.source: InputSource = data.open(device, batch_size)
         self.labels = data.labels.to(device)
         self.order = processes.share_of(torch.arange(len(self.labels), device=device))
-        self.batch_size = batch_size if self.source.reads_files else EVALUATION_BATCH
-        if device.type == "cuda" and not self.source.reads_files:
+        self.batch_size = batch_size if self.source.reads_files else evaluation_rows(self.source)
+        if device.type == "cuda" and isinstance(self.source, ResidentInputs):
             self.batch_size = max(EVALUATION_BATCH, EVALUATION_NUMBERS_ON_GPU // max(1, self.source.first(1).numel()))
         self.keep_rate = data.keep_rate
 
     def __len__(self) -> int:
         return len(self.labels)
+
+
+def evaluation_rows(source: InputSource) -> int:
+    """Return how many rows of a source in memory to evaluate at a time."""
+    if not isinstance(source, SparseInputs):
+        return EVALUATION_BATCH
+    return max(1, min(EVALUATION_BATCH, DENSE_NUMBERS // source.stored.shape[1]))
 
 
 @torch.no_grad()
@@ -99,9 +108,9 @@ def predicted_probabilities(
     `file_batch` is how many a source of files was opened for.
     """
     order = torch.arange(len(source), device=device)
-    rows = file_batch if source.reads_files else EVALUATION_BATCH
+    rows = file_batch if source.reads_files else evaluation_rows(source)
     with evaluating([network]):
-        logits = [network(source.network_input(stored)) for _, stored in source.batches(order, rows)]
+        logits = [network(as_dense(source.network_input(stored))) for _, stored in source.batches(order, rows)]
     probabilities: np.ndarray = torch.cat(logits).double().softmax(1).cpu().numpy()
     return probabilities
 

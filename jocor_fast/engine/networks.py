@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
 
+from jocor_fast.data.sparse import as_dense
+
 NetworkSource = nn.Module | Sequence[nn.Module] | Callable[[], nn.Module]
 
 
@@ -103,7 +105,7 @@ class SeparateNetworks:
         self._drop_gradients()
 
     def _laid_out(self, inputs: Tensor) -> Tensor:
-        return inputs.contiguous(memory_format=torch.channels_last) if self.channels_last else inputs
+        return inputs.contiguous(memory_format=torch.channels_last) if self.channels_last else as_dense(inputs)
 
     def _drop_gradients(self) -> None:
         for parameter in self.parameters:

@@ -17,6 +17,8 @@ import torch
 from torch import Tensor
 from torch.optim.adam import adam
 
+from jocor_fast._extension import compiled
+from jocor_fast.data.sparse import as_dense
 from jocor_fast.engine.settings import OptimizerSource, TrainSettings
 from jocor_fast.errors import ArgumentTypeError
 
@@ -34,6 +36,9 @@ class Optimizer:
     def step(self, *, lr: float | Tensor, beta1: float, skip: Tensor | None = None) -> None:
         """Update; where `skip`, a 0-d float32 tensor on their device, is not 0, leave everything as it is."""
         raise NotImplementedError
+
+    def catch_up(self, inputs: Tensor | None = None) -> None:
+        """Make the updates that have been deferred, of those rows that sparse inputs read; None: of all."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return what is kept of each parameter, not copied."""
@@ -62,7 +67,9 @@ class FusedAdam(Optimizer):
     @torch.no_grad()
     def step(self, *, lr: float | Tensor, beta1: float, skip: Tensor | None = None) -> None:
         columns = zip(self.parameters, self.moments, self.squares, self.steps, strict=True)
-        used = [(parameter.grad, parameter, *state) for parameter, *state in columns if parameter.grad is not None]
+        used = [
+            (as_dense(parameter.grad), parameter, *state) for parameter, *state in columns if parameter.grad is not None
+        ]
         if not used:
             return
         gradients, parameters, moments, squares, steps = map(list, zip(*used, strict=True))
@@ -88,13 +95,63 @@ class FusedAdam(Optimizer):
         return {"moments": self.moments, "squares": self.squares, "steps": self.steps}
 
 
+class DeferringAdam(FusedAdam):
+    """Adam on the CPU, of which the first parameter [D, width] has a gradient in a few of its rows alone.
+
+    The numbers are those of `FusedAdam` but for rounding. A row without a gradient is updated all the same, as its
+    moments only decay; that follows from them and from the rates of the steps, and is made up for when the row is read:
+    for 50,000 inputs a step takes a fifth of the time. Each update rounds as if it were made at once, so the bits do
+    not depend on when that is, and a checkpoint between two steps changes nothing.
+    """
+
+    def __init__(self, parameters: Sequence[Tensor]) -> None:
+        super().__init__(parameters)
+        rows = parameters[0]
+        self.seen, self.current = (torch.zeros(len(rows), dtype=torch.int32) for _ in range(2))
+        self._rates = torch.zeros(1024, 3, dtype=torch.float64)  # as AdamStep in csrc/sparse_linear.h, and room for more
+        self._count = 0
+
+    @torch.no_grad()
+    def step(self, *, lr: float | Tensor, beta1: float, skip: Tensor | None = None) -> None:
+        if skip is not None and skip.item():
+            return
+        gradient, self.parameters[0].grad = self.parameters[0].grad, None
+        super().step(lr=lr, beta1=beta1)
+        if self._count == len(self._rates):
+            self._rates = torch.cat((self._rates, torch.zeros_like(self._rates)))
+        self._count += 1
+        rate, root = float(lr) / (1 - beta1**self._count), (1 - ADAM_BETA2**self._count) ** -0.5
+        self._rates[self._count - 1] = torch.tensor([beta1, rate, root], dtype=torch.float64)
+        assert gradient is not None
+        self._update(gradient._indices()[0], gradient._values())
+
+    @torch.no_grad()
+    def catch_up(self, inputs: Tensor | None = None) -> None:
+        self._update(None if inputs is None else inputs.col_indices(), None)
+
+    def _update(self, rows: Tensor | None, gradients: Tensor | None) -> None:
+        state = self.moments[0], self.squares[0], self.seen, self.current, self._rates[: self._count]
+        torch.ops.jocor_fast.sparse_adam_(
+            self.parameters[0], *state, rows, gradients, ADAM_BETA2, ADAM_EPSILON
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "rows": [self.seen, self.current], "rates": [self._rates[: self._count]]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._rates, self._count = state["rates"][0].clone(), len(state["rates"][0])
+        if not self._count:
+            self._rates = torch.zeros(1024, 3, dtype=torch.float64)
+        super().load_state_dict(state)
+
+
 class PlainSGD(Optimizer):
     """Gradient descent with L2 weight decay, without momentum."""
 
     @torch.no_grad()
     def step(self, *, lr: float | Tensor, beta1: float, skip: Tensor | None = None) -> None:
         """Update every parameter that has a gradient; `beta1` is Adam's."""
-        pairs = [(parameter, parameter.grad) for parameter in self.parameters if parameter.grad is not None]
+        pairs = [(parameter, as_dense(parameter.grad)) for parameter in self.parameters if parameter.grad is not None]
         if not pairs:
             return
         parameters, gradients = map(list, zip(*pairs, strict=True))
@@ -141,9 +198,14 @@ class GivenOptimizer(Optimizer):
         self._given.load_state_dict(state)
 
 
-def build_optimizer(settings: TrainSettings, parameters: Sequence[Tensor]) -> Optimizer:
-    """Return the optimiser that `settings.optimizer` names or builds."""
+def build_optimizer(settings: TrainSettings, parameters: Sequence[Tensor], *, few_rows: bool = False) -> Optimizer:
+    """Return the optimiser that `settings.optimizer` names or builds.
+
+    `few_rows`: whether the first parameter has sparse gradients.
+    """
     if callable(settings.optimizer):
         return GivenOptimizer(settings.optimizer, parameters, lr=settings.lr)
+    if few_rows and settings.optimizer == "adam" and not settings.weight_decay and compiled is not None:
+        return DeferringAdam(parameters)
     optimizer = PlainSGD if settings.optimizer == "sgd" else FusedAdam
     return optimizer(parameters, weight_decay=settings.weight_decay)

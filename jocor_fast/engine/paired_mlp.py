@@ -33,11 +33,10 @@ class PairedMLP:
     """
 
     def __init__(self, networks: Sequence[nn.Module]) -> None:
-        first, second = (_linears(network) for network in networks)
-        self._linears = list(zip(first, second, strict=True))
+        self._linears = list(zip(*(_linears(network) for network in networks), strict=True))
         shapes: list[tuple[int, ...]] = []
-        for linear in first:
-            shapes += [(2, linear.out_features, linear.in_features), (2, 1, linear.out_features)]
+        for layer, (linear, *_) in enumerate(self._linears):
+            shapes += [self._weight_shape(layer, linear), (len(networks), 1, linear.out_features)]
         flat, blocks = _aligned_blocks(shapes)
         flat_gradient, gradient_blocks = _aligned_blocks(shapes)
         self._weights, self._biases = blocks[::2], blocks[1::2]
@@ -49,17 +48,24 @@ class PairedMLP:
         parameters.grad = flat_gradient
         self.parameters: list[Tensor] = [parameters]
 
+    def _weight_shape(self, layer: int, linear: nn.Linear) -> tuple[int, ...]:
+        """The shape of a layer's weights of all networks in the flat storage."""
+        return len(self._linears[0]), linear.out_features, linear.in_features
+
     @staticmethod
-    def fits(networks: Sequence[nn.Module], inputs: Tensor) -> bool:
-        """Return whether the networks are such a pair, on the CPU, for inputs [N, ...] that are or become float32."""
-        if len(networks) != 2 or inputs.dtype not in (torch.uint8, torch.float32):
+    def fits(networks: Sequence[nn.Module], inputs: Tensor, *, count: int = 2) -> bool:
+        """Return whether the networks are such a pair, on the CPU, for inputs [N, ...] that are or become float32.
+
+        `count` is how many networks there must be.
+        """
+        if len(networks) != count or inputs.dtype not in (torch.uint8, torch.float32):
             return False
         stacks = [_linears(network, flat_input=inputs.dim() == 2) for network in networks]
         shapes = [[(linear.in_features, linear.out_features) for linear in stack] for stack in stacks]
         parameters = [parameter for stack in stacks for linear in stack for parameter in linear.parameters()]
         return (
             len(stacks[0]) >= 2
-            and shapes[0] == shapes[1]
+            and shapes.count(shapes[0]) == count
             and len(parameters) == 4 * len(stacks[0])  # each with a bias
             and len(set(parameters)) == len(parameters)  # nothing shared
             and all(p.requires_grad and p.dtype == torch.float32 and p.device.type == "cpu" for p in parameters)
@@ -68,11 +74,10 @@ class PairedMLP:
 
     def logits(self, inputs: Tensor) -> tuple[Tensor, ...]:
         with torch.no_grad():
-            outputs = inputs.flatten(1).expand(2, -1, -1)  # [2, B, D] without a copy
-            layer_inputs: list[Tensor] = []
-            for weight, bias in zip(self._weights, self._biases, strict=True):
-                if layer_inputs:
-                    outputs = outputs.relu_()
+            first, outputs = self._first_layer(inputs)
+            layer_inputs = [first]
+            for weight, bias in zip(self._weights[1:], self._biases[1:], strict=True):
+                outputs = outputs.relu_()
                 layer_inputs.append(outputs)
                 outputs = torch.baddbmm(bias, outputs, weight.transpose(1, 2))
         if torch.is_grad_enabled():
@@ -81,24 +86,38 @@ class PairedMLP:
 
     def backward(self, loss: Tensor) -> None:
         (gradient,) = torch.autograd.grad(loss, self._logits)
-        layer_inputs = self._layer_inputs
+        first, *hidden = self._layer_inputs
         rows = gradient.any(dim=(0, 2)).nonzero().flatten()
-        if len(rows) < gradient.shape[1]:  # the sums over rows that follow lose only zeros
+        some = len(rows) < gradient.shape[1]
+        if some:  # the sums over rows that follow lose only zeros
             gradient = gradient.index_select(1, rows)
-            shared, *hidden = layer_inputs
-            layer_inputs = [shared[0].index_select(0, rows).expand(2, -1, -1)]
-            layer_inputs += [layer.index_select(1, rows) for layer in hidden]
+            hidden = [layer.index_select(1, rows) for layer in hidden]
         with torch.no_grad():
-            for layer in reversed(range(len(self._weights))):
-                torch.bmm(gradient.transpose(1, 2), layer_inputs[layer], out=self._weight_gradients[layer])
+            for layer in reversed(range(1, len(self._weights))):
+                torch.bmm(gradient.transpose(1, 2), hidden[layer - 1], out=self._weight_gradients[layer])
                 torch.sum(gradient, 1, keepdim=True, out=self._bias_gradients[layer])
-                if layer:
-                    gradient = torch.bmm(gradient, self._weights[layer])
-                    gradient = torch.ops.aten.threshold_backward(gradient, layer_inputs[layer], 0)
+                gradient = torch.bmm(gradient, self._weights[layer])
+                gradient = torch.ops.aten.threshold_backward(gradient, hidden[layer - 1], 0)
+            self._first_gradient(gradient, first, rows, some)
+            torch.sum(gradient, 1, keepdim=True, out=self._bias_gradients[0])
+
+    def _first_layer(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
+        """Return what the gradient of the first weight needs of the inputs, and the outputs [networks, B, H]."""
+        shared = inputs.flatten(1).expand(len(self._linears[0]), -1, -1)  # [2, B, D] without a copy
+        return shared, torch.baddbmm(self._biases[0], shared, self._weights[0].transpose(1, 2))
+
+    def _first_gradient(self, gradient: Tensor, first: Tensor, rows: Tensor, some: bool) -> None:
+        """Set the gradient of the first weight: `gradient` [networks, R, H] is that of the outputs in these rows.
+
+        `some`: whether these are not all.
+        """
+        if some:
+            first = first[0].index_select(0, rows).expand(len(first), -1, -1)
+        torch.bmm(gradient.transpose(1, 2), first, out=self._weight_gradients[0])
 
     def release(self) -> None:
         for parameter, _ in self._placement():
-            parameter.data = parameter.data.clone()
+            parameter.data = parameter.data.clone(memory_format=torch.contiguous_format)
 
     def _placement(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Every parameter of the modules with its place in the storage."""

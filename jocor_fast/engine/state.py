@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from jocor_fast.data.samples import InputSource, ResidentInputs, Samples
+from jocor_fast.data.samples import InputSource, ResidentInputs, Samples, SparseInputs
 from jocor_fast.engine import augment
 from jocor_fast.engine.epoch_log import EpochLog
 from jocor_fast.engine.evaluate import EvaluationSet, predicted_probabilities
@@ -129,7 +129,10 @@ class TrainingState:
     def how_steps_run(self) -> str:
         """For summary.json: whether CUDA graphs are replayed, and why not."""
         if self.captured is None:
-            return "launched by the host"
+            how = "launched by the host"
+            if isinstance(self.source, SparseInputs):
+                how += ", the first layer reads sparse rows" if self.step.reads_sparse_rows else ", sparse rows made dense"
+            return how
         reason = self.captured.why_eager
         return "CUDA graphs" if reason is None else f"launched by the host: {reason}"
 
@@ -184,6 +187,7 @@ class TrainingState:
     def end_epoch(self) -> None:
         """Close the log of the epoch, and let every process have what each has of its steps."""
         self.share_steps()
+        self.step.optimizer.catch_up()
         self._kept_log, self.log = self.log, None
 
     def share_steps(self) -> None:
@@ -217,6 +221,7 @@ class TrainingState:
         of the others has for itself.
         """
         self.share_steps()
+        self.step.optimizer.catch_up()
         self.bad_file_count()
         bad_files, scale, own = self.source.bad_files, self.step.loss_scale, self._own_state()
         return {
@@ -271,6 +276,7 @@ class TrainingState:
         """Close the source, and hand the networks back: ordinary modules, in evaluation mode, without gradients."""
         self.threads.rest()
         self.source.close()
+        self.step.optimizer.catch_up()
         self.step.group.release()
         for network in self.networks:
             network.eval()

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from jocor_fast.composed_losses import Terms
-from jocor_fast.data.samples import InputSource
+from jocor_fast.data.samples import InputSource, SparseInputs
 from jocor_fast.engine import augment
 from jocor_fast.engine.loss_scale import LossScale
 from jocor_fast.engine.networks import DistributedNetworks, NetworkGroup, SeparateNetworks
@@ -19,6 +19,7 @@ from jocor_fast.engine.plan import StepRates
 from jocor_fast.engine.processes import ALONE, Processes
 from jocor_fast.engine.selection_scope import loss_over_all
 from jocor_fast.engine.settings import TrainSettings
+from jocor_fast.engine.sparse_perceptrons import SparsePerceptrons
 from jocor_fast.methods import Keep, Method, StepLoss
 
 
@@ -46,19 +47,23 @@ class TrainingStep:
         self.trained_state = [tensor for tensor in method.state.values() if tensor.requires_grad]
         plain = settings.precision == "float32" and not settings.compile and not callable(settings.optimizer)
         # A pair's backward pass differentiates the logits alone.
-        paired = plain and not self.trained_state and PairedMLP.fits(networks, source.first())
+        plain = plain and not self.trained_state and processes.count == 1
+        sparse = isinstance(source, SparseInputs)
         layout = {
             "channels_last": _gains_by_channels_last(networks, source, device),
             "compiled": settings.compile,
         }
         if processes.count > 1:
             self.group: NetworkGroup = DistributedNetworks(networks, source.first(), **layout)
-        elif paired:
+        elif plain and sparse and SparsePerceptrons.fits_sparse(networks, source.first()):
+            self.group = SparsePerceptrons(networks)
+        elif plain and not sparse and PairedMLP.fits(networks, source.first()):
             self.group = PairedMLP(networks)
         else:
             self.group = SeparateNetworks(networks, **layout)
         self.group.parameters += self.trained_state
-        self.optimizer = build_optimizer(settings, self.group.parameters)
+        self.reads_sparse_rows = isinstance(self.group, SparsePerceptrons)  # else networks are given dense batches
+        self.optimizer = build_optimizer(settings, self.group.parameters, few_rows=self.reads_sparse_rows)
         self.per_class = settings.selection_per_class and self.method.selects
         self.class_weights: Tensor | None = None  # [C], as float32
         self.loss_scale = LossScale(device) if settings.precision == "float16" else None
@@ -86,6 +91,7 @@ class TrainingStep:
             stored = augment.crop_flip(stored, self.generator, self.processes)
         # Held until the step is over: what runs on a second stream still reads them after autograd has let go of them.
         inputs = self.source.network_input(stored)
+        self.optimizer.catch_up(inputs)
         with self.autocast():
             logits = self.group.logits(inputs)
         others = [type(output).__name__ for output in logits if not isinstance(output, Tensor)]

@@ -54,6 +54,7 @@ class StepThreads:
             and step.loss_scale is None
             and not callable(step.settings.optimizer)  # which may keep more than can be compared
             and all(map(_shows_no_trial, networks))
+            and not step.reads_sparse_rows  # whose wide first weights would be copied for each trial
         )
         self._tried: set[int] = set()  # numbers of rows that are kept
         self._times: dict[int, float] = {}  # seconds of a step by the number of threads, in a comparison

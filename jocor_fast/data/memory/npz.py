@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from jocor_fast.data.arrays import read_npz
+from jocor_fast.data.arrays import read_npz, reading, user_path
 from jocor_fast.data.dataset import Dataset, Entry, in_memory
 from jocor_fast.errors import DataError
 
 if TYPE_CHECKING:
     import numpy as np
+    from torch import Tensor
 
 # part -> (inputs, labels)
 _KERAS_KEYS = {part: (f"x_{part}", f"y_{part}") for part in ("train", "test", "val")}
 _MEDMNIST_KEYS = {part: (f"{part}_images", f"{part}_labels") for part in ("train", "test", "val")}
 
-_Parts: TypeAlias = "dict[str, tuple[np.ndarray, np.ndarray]]"
+_Parts: TypeAlias = "dict[str, tuple[np.ndarray | Tensor, np.ndarray]]"
+_SPARSE_KEYS = ("format", "shape", "data", "indices", "indptr")
 
 
 def load_npz_dataset(path: Path, *, name: str, num_classes: int | None = None) -> Dataset:
@@ -25,6 +27,8 @@ def load_npz_dataset(path: Path, *, name: str, num_classes: int | None = None) -
 
     Inputs are gray images [N, H, W] or [N, H, W, 1], colour images [N, H, W, 3] or [N, 3, H, W], or features [N, D];
     uint8, other integers in 0 … 255, or finite floats (taken as they are). Only the training part must be there.
+    In place of inputs, `x_train` may be a string: the name of a file in the same folder that scipy.sparse.save_npz
+    wrote, a CSR matrix [N, D].
 
     Args:
         num_classes: C, where it is known: labels must be 0 … C−1, and some may be absent. Otherwise the labels of all
@@ -49,7 +53,7 @@ def load_npz_dataset(path: Path, *, name: str, num_classes: int | None = None) -
         name,
         {part: (inputs, labels) for (part, (inputs, _)), labels in zip(parts.items(), numbered, strict=True)},
         num_classes,
-        input_scale=1 / 255 if parts["train"][0].dtype == "uint8" else 1.0,
+        input_scale=1 / 255 if str(parts["train"][0].dtype) == "uint8" else 1.0,
         label_table=label_table,
         source=path,
     )
@@ -59,7 +63,7 @@ NPZ = Entry(
     "npz:",
     lambda wanted: load_npz_dataset(wanted.path, name=wanted.name),
     path="FILE",
-    help="with arrays x_train, y_train, x_test, y_test (or MedMNIST's names)",
+    help="with arrays x_train, y_train, x_test, y_test (or MedMNIST's names); for x_… also names of SciPy's sparse files",
     labels="given",
 )
 
@@ -79,7 +83,41 @@ def _read_parts(path: Path) -> _Parts:
 
     arrays = read_npz(path, choose)
     pairs = zip(names.items(), arrays[::2], arrays[1::2], strict=True)
-    return {part: (as_inputs(inputs, f"{path}: {key}"), labels) for (part, (key, _)), inputs, labels in pairs}
+    return {part: (_inputs(path, key, inputs), labels) for (part, (key, _)), inputs, labels in pairs}
+
+
+def _inputs(path: Path, key: str, array: np.ndarray) -> np.ndarray | Tensor:
+    if array.dtype.kind == "U" and array.size == 1:
+        return read_sparse(path.parent / user_path(array.item()))
+    return as_inputs(array, f"{path}: {key}")
+
+
+def read_sparse(path: Path, *, or_key: bool = False) -> Tensor:
+    """Return the CSR matrix that scipy.sparse.save_npz wrote, as `csr_inputs` does; DataError where there is none.
+
+    `or_key`: whether another archive would do with a KEY, which the message then says.
+    """
+    from scipy.sparse import csr_matrix
+
+    from jocor_fast.data.sparse import csr_inputs, first_not_finite
+
+    wanted: Callable[[Sequence[str]], Sequence[str | None]] = (
+        lambda keys: _SPARSE_KEYS if "indptr" in keys or not or_key else [None]
+    )
+    form, shape, data, indices, indptr = read_npz(path, wanted)
+    with reading(path, "a CSR matrix that scipy.sparse.save_npz wrote"):
+        kind = form.item().decode() if form.dtype.kind == "S" else str(form)
+        if kind != "csr":
+            raise DataError(f"{path} must hold a CSR matrix, got one in {kind} form: save matrix.tocsr()")
+        matrix = csr_matrix((data, indices, indptr), shape=tuple(shape))
+    try:
+        inputs = csr_inputs(matrix, str(path))
+    except (TypeError, ValueError) as error:
+        raise DataError(str(error)) from None
+    sample = first_not_finite(inputs)
+    if sample is not None:
+        raise DataError(f"{path} must be finite in float32, got a number that is not in sample {sample}")
+    return inputs
 
 
 def as_inputs(array: np.ndarray, name: str) -> np.ndarray:

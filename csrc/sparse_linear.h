@@ -1,0 +1,73 @@
+// A linear layer on sparse rows, and Adam on the few rows of its weight that a step has a gradient for. No torch.
+//
+// The weight is stored [inputs, width]: what a number of the input is multiplied with is contiguous. `width`, the
+// number of outputs, is a multiple of kWidthUnit: no kernel has a tail.
+#pragma once
+
+#include <cstdint>
+
+namespace jocor_fast {
+
+constexpr int64_t kWidthUnit = 16;  // floats: the widest vector
+
+// Rows in CSR form: row i has the entries starts[i] … starts[i + 1] − 1.
+struct SparseRows {
+  const int32_t* starts;
+  const int32_t* columns;
+  const float* values;
+};
+
+// outputs[i] = bias + sum of values[e] * weight[columns[e]] over the entries e of row i.
+struct SparseLinearParams {
+  SparseRows input;
+  const float* weight;
+  const float* bias;  // [width]
+  float* outputs;
+  int64_t width;
+};
+
+// gradients[u] = sum of values[e] * grad[rows[e]] over the entries e of group u, starts[u] … starts[u + 1] − 1: those
+// of one column.
+struct SparseGradientParams {
+  const int32_t* starts;
+  const int32_t* rows;
+  const float* values;
+  const float* grad;
+  float* gradients;
+  int64_t width;
+};
+
+// What a step of Adam multiplies with, of every step since the first. A row without a gradient defers its updates: they
+// follow from these numbers and from its moments, which only decay, when the row is next read.
+struct AdamStep {
+  double beta1;
+  double rate;  // lr / (1 − beta1^s)
+  double root;  // 1 / sqrt(1 − beta2^s)
+};
+
+// For every row, the last step whose gradient is in its moments (0: none yet, its moments are 0), and the last step
+// whose update is in its parameters.
+struct SparseAdamParams {
+  float* parameters;
+  float* moments;
+  float* squares;
+  int32_t* seen;
+  int32_t* current;
+  const AdamStep* steps;  // steps[s − 1] is step s
+  int32_t step;           // the latest one
+  double beta2;
+  float epsilon;
+  int64_t width;
+};
+
+namespace cpu {
+
+void sparse_linear(const SparseLinearParams& params, int64_t begin, int64_t end);
+void sparse_gradients(const SparseGradientParams& params, int64_t begin, int64_t end);
+// Make the updates that a row has deferred, up to params.step.
+void sparse_adam_catch_up(const SparseAdamParams& params, int64_t row);
+// Take params.step with a gradient of the row.
+void sparse_adam_step(const SparseAdamParams& params, int64_t row, const float* gradient);
+
+}  // namespace cpu
+}  // namespace jocor_fast

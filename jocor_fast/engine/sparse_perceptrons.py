@@ -1,0 +1,119 @@
+"""One or two multi-layer perceptrons on sparse rows, whose first layer reads only what is there.
+
+What an input's number is multiplied with is contiguous in the storage of the first weights, those of both networks next
+to each other: [D, width]. A step reads and changes the D's rows of the batch's columns alone: the gradient is a sparse
+tensor of these rows, and the optimiser defers the updates of all others (`optimizer.DeferringAdam`). A state_dict has
+the weights as ever, [H, D].
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from jocor_fast._extension import compiled
+from jocor_fast.data.sparse import as_dense
+from jocor_fast.engine.networks import NetworkGroup
+from jocor_fast.engine.paired_mlp import PairedMLP
+
+WIDTH_UNIT = 16  # of the kernels, see csrc/sparse_linear.h
+
+
+class SparsePerceptrons(PairedMLP):
+    """The `NetworkGroup` of one or two equal stacks of Linear and ReLU layers for sparse rows, see `fits`.
+
+    Attributes:
+        first_weight: [D, width], which `parameters` begin with. Where gradients are taken, its .grad is a sparse tensor
+            of some of its rows.
+    """
+
+    def __init__(self, networks: Sequence[nn.Module]) -> None:
+        first = next(layer for layer in networks[0].modules() if isinstance(layer, nn.Linear))
+        self._outputs = len(networks) * first.out_features
+        self._first = torch.zeros(first.in_features, -(-self._outputs // WIDTH_UNIT) * WIDTH_UNIT)
+        super().__init__(networks)
+        self.first_weight = nn.Parameter(self._first)  # of the same memory
+        self.parameters.insert(0, self.first_weight)
+
+    @staticmethod
+    def fits_sparse(networks: Sequence[nn.Module], inputs: Tensor) -> bool:
+        """Return whether the networks are such perceptrons, on the CPU, for sparse inputs like these dense ones."""
+        return PairedMLP.fits(networks, inputs, count=min(len(networks), 2))
+
+    def _weight_shape(self, layer: int, linear: nn.Linear) -> tuple[int, ...]:
+        networks, outputs, inputs = super()._weight_shape(layer, linear)
+        return networks, outputs, inputs if layer else 0
+
+    def _placement(self) -> Iterator[tuple[Tensor, Tensor]]:
+        places = self._first[:, : self._outputs].unflatten(1, (len(self._linears[0]), -1)).permute(1, 2, 0)
+        of_first = {linear.weight: place for linear, place in zip(self._linears[0], places, strict=True)}
+        for parameter, place in super()._placement():
+            yield parameter, of_first.get(parameter, place)
+
+    def _first_layer(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
+        width = self._first.shape[1]
+        bias = self._biases[0].as_strided((width,), (1,))  # with the zeros that follow the block
+        outputs = sparse_linear(*_parts(inputs), self._first, bias)
+        return inputs, outputs[:, : self._outputs].unflatten(1, (len(self._linears[0]), -1)).transpose(0, 1)
+
+    def _first_gradient(self, gradient: Tensor, first: Tensor, rows: Tensor, some: bool) -> None:
+        inputs, width = self._first.shape
+        joined = gradient.new_zeros(gradient.shape[1], width)
+        joined[:, : self._outputs].unflatten(1, (len(gradient), -1)).copy_(gradient.transpose(0, 1))
+        columns, values = sparse_linear_gradient(*_parts(first), rows, joined, inputs)
+        self.first_weight.grad = torch.sparse_coo_tensor(
+            columns[None], values, (inputs, width), check_invariants=False
+        )
+
+    def release(self) -> None:
+        super().release()
+        self.first_weight.grad = None
+
+
+@contextlib.contextmanager
+def logits_of(networks: Sequence[nn.Module], *, sparse: bool) -> Iterator[Callable[[Tensor], tuple[Tensor, ...]]]:
+    """Yield a function from inputs on the networks' device, sparse or not, to the logits of each network."""
+    group: NetworkGroup | None = None
+    if sparse:
+        first = next((layer for layer in networks[0].modules() if isinstance(layer, nn.Linear)), None)
+        if first is not None and SparsePerceptrons.fits_sparse(networks, torch.empty(1, first.in_features)):
+            group = SparsePerceptrons(networks)
+    try:
+        yield (lambda inputs: tuple(network(as_dense(inputs)) for network in networks)) if group is None else group.logits
+    finally:
+        if group is not None:
+            group.release()
+
+
+def _parts(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    return rows.crow_indices(), rows.col_indices(), rows.values()
+
+
+def _plain_linear(starts: Tensor, columns: Tensor, values: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    sums = F.embedding_bag(columns, weight, starts, mode="sum", per_sample_weights=values, include_last_offset=True)
+    return sums + bias
+
+
+def _plain_gradient(
+    starts: Tensor, columns: Tensor, values: Tensor, rows: Tensor, grad: Tensor, inputs: int
+) -> tuple[Tensor, Tensor]:
+    count = len(starts) - 1
+    lengths = starts.diff()
+    of_row = grad.new_zeros(count, grad.shape[1]).index_copy_(0, rows, grad)
+    found, place = columns.unique(return_inverse=True)
+    products = of_row.repeat_interleave(lengths, dim=0).mul_(values[:, None])
+    return found.long(), grad.new_zeros(len(found), grad.shape[1]).index_add_(0, place, products)
+
+
+def _operator(name: str, plain: Callable[..., Any]) -> Callable[..., Any]:
+    return plain if compiled is None else getattr(torch.ops.jocor_fast, name).default
+
+
+# csrc/sparse_linear.cpp says what they take and return.
+sparse_linear = _operator("sparse_linear", _plain_linear)
+sparse_linear_gradient = _operator("sparse_linear_gradient", _plain_gradient)

@@ -1,0 +1,182 @@
+"""The operators on sparse rows against dense float64, for every instruction set of the build, and deferred Adam."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import scipy.sparse
+import torch
+from children import python
+from torch import Tensor
+
+from jocor_fast._extension import compiled
+from jocor_fast.data.sparse import csr_inputs, take_rows
+from jocor_fast.engine import sparse_perceptrons
+from jocor_fast.engine.optimizer import DeferringAdam, FusedAdam
+
+needs_kernels = pytest.mark.skipif(compiled is None, reason="compiled kernels are hidden")
+IN_ANOTHER_PROCESS = """
+import sys
+import test_sparse_linear as tests
+
+if tests.compiled.cpu_instruction_set() != sys.argv[1]:
+    sys.exit(3)
+tests.test_values_and_gradients_are_those_of_dense_rows()
+tests.test_deferred_adam_is_adam()
+"""
+# Tiles of each instruction set, whole and in part: 16 outputs are one unit.
+WIDTHS = (16, 48, 128, 144, 256, 288, 512)
+
+
+def sparse_rows(rows: int, inputs: int, seed: int = 0) -> Tensor:
+    """Rows with 0 … 40 % of the columns; the first and the last are empty, one column is in every other row."""
+    generator = np.random.default_rng(seed)
+    dense = generator.normal(size=(rows, inputs)) * (generator.random((rows, inputs)) < 0.4 * generator.random((rows, 1)))
+    dense[1:-1, inputs // 2] = 1.5
+    dense[[0, -1]] = 0
+    return csr_inputs(scipy.sparse.csr_matrix(dense), "rows")
+
+
+def parts(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    return rows.crow_indices(), rows.col_indices(), rows.values()
+
+
+def check_values_and_gradients(linear, gradient) -> None:  # noqa: ANN001 - an operator, or what stands in for it
+    for width in WIDTHS:
+        for rows, inputs in ((1, 1), (2, 7), (33, 300)):
+            batch, draw = sparse_rows(rows, inputs), torch.Generator().manual_seed(width)
+            weight, bias = torch.randn(inputs, width, generator=draw), torch.randn(width, generator=draw)
+            dense = batch.to_dense().double()
+            wanted = bias.double() + dense @ weight.double()
+            torch.testing.assert_close(linear(*parts(batch), weight, bias).double(), wanted, rtol=1e-5, atol=1e-5)
+
+            chosen = torch.arange(0, rows, 2).flip(0)
+            grad = torch.randn(len(chosen), width, generator=draw)
+            columns, values = gradient(*parts(batch), chosen, grad, inputs)
+            assert len(columns.unique()) == len(columns)
+            assert set(dense[chosen].abs().sum(0).nonzero().flatten().tolist()) <= set(columns.tolist())
+            found = torch.zeros(inputs, width, dtype=torch.float64).index_copy_(0, columns, values.double())
+            torch.testing.assert_close(found, dense[chosen].T @ grad.double(), rtol=1e-5, atol=1e-5)
+
+
+def test_values_and_gradients_are_those_of_dense_rows() -> None:
+    check_values_and_gradients(sparse_perceptrons.sparse_linear, sparse_perceptrons.sparse_linear_gradient)
+
+
+def test_plain_torch_gives_the_same_values_and_gradients() -> None:
+    check_values_and_gradients(sparse_perceptrons._plain_linear, sparse_perceptrons._plain_gradient)
+
+
+@needs_kernels
+def test_deferred_adam_is_adam() -> None:
+    inputs, width, draw = 60, 48, torch.Generator().manual_seed(3)
+    start = 0.1 * torch.randn(inputs, width, generator=draw)
+    dense, now, later, moments = (torch.nn.Parameter(start.clone()) for _ in range(4))
+    plain, at_once, deferred = FusedAdam([dense]), DeferringAdam([now]), DeferringAdam([later])
+    exact = moments.detach().double(), torch.zeros_like(start).double(), torch.zeros_like(start).double()
+    for step in range(1, 401):
+        lr, beta1 = (1e-3, 0.9) if step < 200 else (5e-4, 0.1)
+        rows = torch.randperm(inputs // 2 if step % 50 else inputs - 5, generator=draw)[: 3 if step % 40 else 0]
+        gradient = torch.randn(len(rows), width, generator=draw) * 10.0 ** -(step % 9)
+        whole = torch.zeros(inputs, width).index_copy_(0, rows, gradient)
+        dense.grad = whole
+        for parameter in (now, later):
+            parameter.grad = torch.sparse_coo_tensor(rows[None], gradient, whole.shape)
+        for optimizer in (plain, at_once, deferred):
+            optimizer.step(lr=lr, beta1=beta1, skip=torch.tensor(float(step == 7)))
+        at_once.catch_up()
+        if step == 7:
+            continue
+        value, mean, square = exact
+        mean.mul_(beta1).add_(whole.double(), alpha=1 - beta1)
+        square.mul_(0.999).add_(whole.double() ** 2, alpha=1 - 0.999)
+        count = step - (step > 7)
+        root = (square / (1 - 0.999**count)).sqrt() + 1e-8
+        value -= lr * (mean / (1 - beta1**count)) / root
+    assert not torch.equal(now, later)
+    deferred.catch_up()
+    assert torch.equal(now, later)
+    assert torch.equal(later[-5:], start[-5:])  # which never had a gradient
+    torch.testing.assert_close(later.detach().double(), exact[0], rtol=0, atol=2e-6)
+    ours, torchs = ((parameter.detach() - exact[0]).abs().max() for parameter in (later, dense))
+    assert ours < 2 * torchs
+
+
+@needs_kernels
+@pytest.mark.parametrize("instruction_set", ["portable", "avx2", "avx512"])
+def test_every_instruction_set_gives_these_values(instruction_set: str) -> None:
+    if instruction_set not in compiled.cpu_instruction_sets():
+        pytest.skip(f"{instruction_set} is not compiled in")
+    ran = python("-c", IN_ANOTHER_PROCESS, instruction_set, JOCOR_FAST_CPU_ISA=instruction_set)
+    if ran.returncode == 3:
+        pytest.skip(f"this processor has no {instruction_set}")
+    assert ran.returncode == 0, ran.stderr
+
+
+@needs_kernels
+def test_threads_change_no_bit() -> None:
+    batch, weight = sparse_rows(200, 900), torch.randn(900, 256)
+    grad, rows = torch.randn(200, 256), torch.arange(200)
+
+    def results() -> list[Tensor]:
+        parameter = torch.nn.Parameter(weight.clone())
+        adam = DeferringAdam([parameter])
+        columns, values = sparse_perceptrons.sparse_linear_gradient(*parts(batch), rows, grad, 900)
+        for lr in (1e-3, 1e-2, 1e-3):
+            parameter.grad = torch.sparse_coo_tensor(columns[None], values, weight.shape)
+            adam.step(lr=lr, beta1=0.9)
+            columns, values = columns[::3], values[::3]
+            adam.catch_up(batch)
+        output = sparse_perceptrons.sparse_linear(*parts(batch), parameter.detach(), torch.zeros(256))
+        return [columns, values, parameter.detach(), output]
+
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        alone = results()
+        torch.set_num_threads(3)
+        together = results()
+    finally:
+        torch.set_num_threads(threads)
+    assert all(map(torch.equal, alone, together))
+
+
+@needs_kernels
+def test_wrong_arguments_end_in_a_sentence() -> None:
+    batch = sparse_rows(5, 20)
+    starts, columns, values = parts(batch)
+    weight, bias = torch.zeros(20, 16), torch.zeros(16)
+    linear, gradient = torch.ops.jocor_fast.sparse_linear, torch.ops.jocor_fast.sparse_linear_gradient
+    with pytest.raises(ValueError, match=r"weight must have a multiple of 16 columns, got 17"):
+        linear(starts, columns, values, torch.zeros(20, 17), bias)
+    with pytest.raises(ValueError, match=r"columns must lie in \[0, 19\)"):
+        linear(starts, torch.full_like(columns, 19), values, weight[:19], bias)
+    with pytest.raises(ValueError, match=r"columns must lie in \[0, 20\)"):
+        linear(starts, torch.full_like(columns, -1), values, weight, bias)
+    with pytest.raises(ValueError, match="starts must ascend from 0 to the number of columns"):
+        linear(starts.flip(0), columns, values, weight, bias)
+    with pytest.raises(TypeError, match="columns must be of type Int"):
+        linear(starts, columns.long(), values, weight, bias)
+    with pytest.raises(ValueError, match=r"bias must have shape \[16\]"):
+        linear(starts, columns, values, weight, bias[:8])
+    with pytest.raises(ValueError, match=r"rows must lie in \[0, 5\), got 5"):
+        gradient(starts, columns, values, torch.tensor([5]), torch.zeros(1, 16), 20)
+
+
+@needs_kernels
+def test_operators_pass_torch_s_checks() -> None:
+    batch, ops = sparse_rows(5, 20), torch.ops.jocor_fast
+    torch.library.opcheck(ops.sparse_linear.default, (*parts(batch), torch.randn(20, 16), torch.randn(16)))
+    arguments = (*parts(batch), torch.tensor([3, 1]), torch.randn(2, 16), 20)
+    torch.library.opcheck(ops.sparse_linear_gradient.default, arguments)
+    moments = [torch.zeros(20, 16) for _ in range(3)]
+    state = (*moments, *(torch.zeros(20, dtype=torch.int32) for _ in range(2)), torch.ones(1, 3, dtype=torch.float64))
+    arguments = (*state, torch.tensor([3, 1]), torch.randn(2, 16), 0.999, 1e-8)
+    torch.library.opcheck(ops.sparse_adam_.default, arguments, test_utils=("test_schema", "test_faketensor"))
+
+
+def test_rows_are_taken_in_any_order() -> None:
+    matrix = sparse_rows(9, 12)
+    for rows in ([], [0], [8, 3, 3, 0, 5]):
+        taken = take_rows(matrix, torch.tensor(rows, dtype=torch.int64))
+        assert torch.equal(taken.to_dense(), matrix.to_dense()[rows])
