@@ -115,9 +115,12 @@ std::tuple<Tensor, Tensor> sparse_linear_gradient(const Tensor& starts, const Te
 
   Tensor found = at::empty({groups}, rows.options()), gradients = at::empty({groups, width}, grad.options());
   std::copy(group_columns.begin(), group_columns.end(), found.mutable_data_ptr<int64_t>());
-  const SparseGradientParams params{group_starts.data(),          entry_rows.data(),
-                                    entry_values.data(),          grad.const_data_ptr<float>(),
-                                    gradients.mutable_data_ptr<float>(), width};
+  const SparseGradientParams params{group_starts.data(),
+                                    entry_rows.data(),
+                                    entry_values.data(),
+                                    grad.const_data_ptr<float>(),
+                                    gradients.mutable_data_ptr<float>(),
+                                    width};
   at::parallel_for(0, groups, std::max<int64_t>(1, kNumbersPerThread / std::max<int64_t>(1, 2 * width)),
                    [&](int64_t begin, int64_t end) { cpu::sparse_gradients(params, begin, end); });
   return {found, gradients};

@@ -88,7 +88,9 @@ def _(starts: Tensor, columns: Tensor, values: Tensor, weight: Tensor, bias: Ten
 
 
 @torch.library.register_fake("jocor_fast::sparse_linear_gradient")
-def _(starts: Tensor, columns: Tensor, values: Tensor, rows: Tensor, grad: Tensor, inputs: int) -> tuple[Tensor, Tensor]:
+def _(
+    starts: Tensor, columns: Tensor, values: Tensor, rows: Tensor, grad: Tensor, inputs: int
+) -> tuple[Tensor, Tensor]:
     found = torch.library.get_ctx().new_dynamic_size()
     return rows.new_empty((found,)), grad.new_empty((found, grad.shape[1]))
 

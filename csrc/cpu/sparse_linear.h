@@ -47,8 +47,8 @@ inline void sparse_linear(const SparseLinearParams& params, int64_t begin, int64
 
 inline void sparse_gradients(const SparseGradientParams& params, int64_t begin, int64_t end) {
   for (int64_t u = begin; u < end; ++u) {
-    weighted_sum(nullptr, params.grad, params.width, params.rows, params.values, params.starts[u],
-                 params.starts[u + 1], params.gradients + u * params.width);
+    weighted_sum(nullptr, params.grad, params.width, params.rows, params.values, params.starts[u], params.starts[u + 1],
+                 params.gradients + u * params.width);
   }
 }
 

@@ -54,8 +54,8 @@ def csr_inputs(matrix: Any, name: str) -> Tensor:
         raise ValueError(
             f"{name} must have less than 2³¹ entries and columns, got {matrix.nnz:,} and {matrix.shape[1]:,}"
         )
-    csr = csr_matrix(matrix)  # another object, of the same arrays where it is CSR
     try:
+        csr = csr_matrix(matrix)  # another object, of the same arrays where it is CSR
         csr.check_format(full_check=True)
     except ValueError as error:
         raise ValueError(f"{name} must be a sound CSR matrix: {error}") from None

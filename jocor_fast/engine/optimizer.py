@@ -108,7 +108,9 @@ class DeferringAdam(FusedAdam):
         super().__init__(parameters)
         rows = parameters[0]
         self.seen, self.current = (torch.zeros(len(rows), dtype=torch.int32) for _ in range(2))
-        self._rates = torch.zeros(1024, 3, dtype=torch.float64)  # as AdamStep in csrc/sparse_linear.h, and room for more
+        self._rates = torch.zeros(
+            1024, 3, dtype=torch.float64
+        )  # as AdamStep in csrc/sparse_linear.h, and room for more
         self._count = 0
 
     @torch.no_grad()
@@ -131,9 +133,7 @@ class DeferringAdam(FusedAdam):
 
     def _update(self, rows: Tensor | None, gradients: Tensor | None) -> None:
         state = self.moments[0], self.squares[0], self.seen, self.current, self._rates[: self._count]
-        torch.ops.jocor_fast.sparse_adam_(
-            self.parameters[0], *state, rows, gradients, ADAM_BETA2, ADAM_EPSILON
-        )
+        torch.ops.jocor_fast.sparse_adam_(self.parameters[0], *state, rows, gradients, ADAM_BETA2, ADAM_EPSILON)
 
     def state_dict(self) -> dict[str, Any]:
         return {**super().state_dict(), "rows": [self.seen, self.current], "rates": [self._rates[: self._count]]}

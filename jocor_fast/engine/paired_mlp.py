@@ -66,7 +66,7 @@ class PairedMLP:
         return (
             len(stacks[0]) >= 2
             and shapes.count(shapes[0]) == count
-            and len(parameters) == 4 * len(stacks[0])  # each with a bias
+            and len(parameters) == 2 * count * len(stacks[0])  # each with a bias
             and len(set(parameters)) == len(parameters)  # nothing shared
             and all(p.requires_grad and p.dtype == torch.float32 and p.device.type == "cpu" for p in parameters)
             and not any(p._backward_hooks or p._post_accumulate_grad_hooks for p in parameters)

@@ -66,9 +66,7 @@ class SparsePerceptrons(PairedMLP):
         joined = gradient.new_zeros(gradient.shape[1], width)
         joined[:, : self._outputs].unflatten(1, (len(gradient), -1)).copy_(gradient.transpose(0, 1))
         columns, values = sparse_linear_gradient(*_parts(first), rows, joined, inputs)
-        self.first_weight.grad = torch.sparse_coo_tensor(
-            columns[None], values, (inputs, width), check_invariants=False
-        )
+        self.first_weight.grad = torch.sparse_coo_tensor(columns[None], values, (inputs, width), check_invariants=False)
 
     def release(self) -> None:
         super().release()
@@ -84,7 +82,9 @@ def logits_of(networks: Sequence[nn.Module], *, sparse: bool) -> Iterator[Callab
         if first is not None and SparsePerceptrons.fits_sparse(networks, torch.empty(1, first.in_features)):
             group = SparsePerceptrons(networks)
     try:
-        yield (lambda inputs: tuple(network(as_dense(inputs)) for network in networks)) if group is None else group.logits
+        yield (
+            (lambda inputs: tuple(network(as_dense(inputs)) for network in networks)) if group is None else group.logits
+        )
     finally:
         if group is not None:
             group.release()

@@ -131,7 +131,9 @@ class TrainingState:
         if self.captured is None:
             how = "launched by the host"
             if isinstance(self.source, SparseInputs):
-                how += ", the first layer reads sparse rows" if self.step.reads_sparse_rows else ", sparse rows made dense"
+                how += (
+                    ", the first layer reads sparse rows" if self.step.reads_sparse_rows else ", sparse rows made dense"
+                )
             return how
         reason = self.captured.why_eager
         return "CUDA graphs" if reason is None else f"launched by the host: {reason}"

@@ -101,8 +101,8 @@ def read_sparse(path: Path, *, or_key: bool = False) -> Tensor:
 
     from jocor_fast.data.sparse import csr_inputs, first_not_finite
 
-    wanted: Callable[[Sequence[str]], Sequence[str | None]] = (
-        lambda keys: _SPARSE_KEYS if "indptr" in keys or not or_key else [None]
+    wanted: Callable[[Sequence[str]], Sequence[str | None]] = lambda keys: (
+        _SPARSE_KEYS if "indptr" in keys or not or_key else [None]
     )
     form, shape, data, indices, indptr = read_npz(path, wanted)
     with reading(path, "a CSR matrix that scipy.sparse.save_npz wrote"):
