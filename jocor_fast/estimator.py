@@ -154,9 +154,11 @@ class JoCoRClassifier(ClassifierMixin, BaseEstimator):
         device = resolve_device(self.device)
         networks = [network.to(device) for network in self.networks_]
         inputs, parts = _inputs(X), []
-        with torch.no_grad(), logits_of(networks, sparse=is_sparse(inputs)) as logits:
+        sparse = is_sparse(inputs)
+        logits = logits_of(networks, sparse=sparse)
+        with torch.no_grad():
             for numbers in torch.arange(len(inputs)).split(PREDICTION_BATCH):
-                rows = take_rows(inputs, numbers) if is_sparse(inputs) else inputs[numbers[0] : numbers[-1] + 1]
+                rows = take_rows(inputs, numbers) if sparse else inputs[numbers[0] : numbers[-1] + 1]
                 shares = [network.double().softmax(1) for network in logits(rows.to(device))]
                 parts.append(torch.stack(shares).mean(0).cpu())
         for network in networks:

@@ -92,8 +92,8 @@ def train(
         networks: a pair of nn.Module (one for a one-network method), trained in place from the weights they have; or a
             function without arguments that builds one, called once a network under the seed.
         train_data: (inputs [N, ...], noisy labels [N]), arrays or tensors. Inputs: uint8 (the networks get them divided
-            by 255), floating (they get float32), int32 or int64 (as they are); or a sparse matrix of SciPy [N, D], of
-            any numbers (they get float32), whose zeros a perceptron's first layer does not read. Labels: whole numbers, each one of the
+            by 255), floating (they get float32), int32 or int64 (as they are), or a sparse matrix of SciPy [N, D] (they
+            get float32; a perceptron's first layer does not read the zeros). Labels: whole numbers, each one of the
             networks' outputs; strings, and numbers beyond the outputs, are numbered in sorted order, and a warning says
             how. What is too large for memory, or has random transforms, comes as (dataset, labels): a map-style
             `torch.utils.data.Dataset` whose item i is the input of sample i, or a tuple that begins with it.

@@ -97,6 +97,21 @@ def test_plain_torch_trains_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     assert_alike(train(*counts()), ours)
 
 
+@pytest.mark.parametrize("trained", ["sparse", "dense"])
+def test_either_kind_is_evaluated_on_the_other(trained: str) -> None:
+    matrix, labels = counts()
+    kinds = {"sparse": matrix, "dense": matrix.toarray()}
+    asked: dict[str, Any] = {"forget_rate": 0.2, "ramp_epochs": 2, "epochs": 4, "batch_size": 32, "device": "cpu"}
+    train_data = kinds.pop(trained), labels
+    run = jf.train(network, train_data, test_data=(kinds.popitem()[1], labels), val_data=train_data, **asked)
+    assert run.metrics[-1]["test_accuracy"] == pytest.approx(run.metrics[-1]["val_accuracy"], abs=0.01)
+
+
+def test_a_method_that_chooses_its_samples_predicts_sparse_rows() -> None:
+    matrix, labels = counts()
+    assert_alike(*(train(X, labels, method="taks", forget_rate=0.05) for X in (matrix, matrix.toarray())))
+
+
 def forms() -> dict[str, Any]:
     matrix, _ = counts()
     twice, unsorted = matrix.tocoo(), matrix.copy()

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import scipy.sparse
 import torch
-from children import python
 from torch import Tensor
 
+from children import python
 from jocor_fast._extension import compiled
 from jocor_fast.data.sparse import csr_inputs, take_rows
 from jocor_fast.engine import sparse_perceptrons
@@ -43,7 +43,7 @@ def parts(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return rows.crow_indices(), rows.col_indices(), rows.values()
 
 
-def check_values_and_gradients(linear, gradient) -> None:  # noqa: ANN001 - an operator, or what stands in for it
+def check_values_and_gradients(linear, gradient) -> None:
     for width in WIDTHS:
         for rows, inputs in ((1, 1), (2, 7), (33, 300)):
             batch, draw = sparse_rows(rows, inputs), torch.Generator().manual_seed(width)

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from jocor_fast.arguments import is_tensor
-from jocor_fast.data.sparse import is_sparse
 from jocor_fast.cli.flags import declare, options_in_file, parse_count
 from jocor_fast.config.options import AUTO, OPTIONS
 from jocor_fast.config.resolve import Config, name_of_data, name_of_noise, resolve
 from jocor_fast.data.dataset import DataShape
+from jocor_fast.data.sparse import is_sparse
 from jocor_fast.errors import ConfigError
 from jocor_fast.files.names import read_json, read_metrics
 from jocor_fast.files.whole_file import write_json, write_text

@@ -67,9 +67,7 @@ class FusedAdam(Optimizer):
     @torch.no_grad()
     def step(self, *, lr: float | Tensor, beta1: float, skip: Tensor | None = None) -> None:
         columns = zip(self.parameters, self.moments, self.squares, self.steps, strict=True)
-        used = [
-            (as_dense(parameter.grad), parameter, *state) for parameter, *state in columns if parameter.grad is not None
-        ]
+        used = [(as_dense(p.grad), p, *state) for p, *state in columns if p.grad is not None]
         if not used:
             return
         gradients, parameters, moments, squares, steps = map(list, zip(*used, strict=True))
@@ -151,7 +149,15 @@ class PlainSGD(Optimizer):
     @torch.no_grad()
     def step(self, *, lr: float | Tensor, beta1: float, skip: Tensor | None = None) -> None:
         """Update every parameter that has a gradient; `beta1` is Adam's."""
-        pairs = [(parameter, as_dense(parameter.grad)) for parameter in self.parameters if parameter.grad is not None]
+        pairs = []
+        for parameter in self.parameters:
+            gradient = parameter.grad
+            if gradient is None:
+                continue
+            if gradient.is_sparse and not self.weight_decay and (skip is None or not skip.item()):
+                parameter.index_add_(0, gradient._indices()[0], gradient._values(), alpha=-float(lr))
+            else:
+                pairs.append((parameter, as_dense(gradient)))
         if not pairs:
             return
         parameters, gradients = map(list, zip(*pairs, strict=True))

@@ -22,6 +22,8 @@ from itertools import accumulate
 import torch
 from torch import Tensor, nn
 
+from jocor_fast.data.sparse import as_dense
+
 _ALIGNMENT = 16  # floats: each block starts on 64 bytes like a tensor of its own, for which products round the same way
 
 
@@ -103,7 +105,7 @@ class PairedMLP:
 
     def _first_layer(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
         """Return what the gradient of the first weight needs of the inputs, and the outputs [networks, B, H]."""
-        shared = inputs.flatten(1).expand(len(self._linears[0]), -1, -1)  # [2, B, D] without a copy
+        shared = as_dense(inputs).flatten(1).expand(len(self._linears[0]), -1, -1)  # [2, B, D] without a copy
         return shared, torch.baddbmm(self._biases[0], shared, self._weights[0].transpose(1, 2))
 
     def _first_gradient(self, gradient: Tensor, first: Tensor, rows: Tensor, some: bool) -> None:

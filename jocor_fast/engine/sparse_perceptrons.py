@@ -8,7 +8,7 @@ the weights as ever, [H, D].
 
 from __future__ import annotations
 
-import contextlib
+import copy
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -17,8 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from jocor_fast._extension import compiled
-from jocor_fast.data.sparse import as_dense
-from jocor_fast.engine.networks import NetworkGroup
+from jocor_fast.data.sparse import as_dense, is_sparse
 from jocor_fast.engine.paired_mlp import PairedMLP
 
 WIDTH_UNIT = 16  # of the kernels, see csrc/sparse_linear.h
@@ -58,7 +57,10 @@ class SparsePerceptrons(PairedMLP):
     def _first_layer(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
         width = self._first.shape[1]
         bias = self._biases[0].as_strided((width,), (1,))  # with the zeros that follow the block
-        outputs = sparse_linear(*_parts(inputs), self._first, bias)
+        if is_sparse(inputs):
+            outputs = sparse_linear(*_parts(inputs), self._first, bias)
+        else:  # to evaluate on
+            outputs = torch.addmm(bias, inputs.flatten(1), self._first)
         return inputs, outputs[:, : self._outputs].unflatten(1, (len(self._linears[0]), -1)).transpose(0, 1)
 
     def _first_gradient(self, gradient: Tensor, first: Tensor, rows: Tensor, some: bool) -> None:
@@ -73,21 +75,12 @@ class SparsePerceptrons(PairedMLP):
         self.first_weight.grad = None
 
 
-@contextlib.contextmanager
-def logits_of(networks: Sequence[nn.Module], *, sparse: bool) -> Iterator[Callable[[Tensor], tuple[Tensor, ...]]]:
-    """Yield a function from inputs on the networks' device, sparse or not, to the logits of each network."""
-    group: NetworkGroup | None = None
-    if sparse:
-        first = next((layer for layer in networks[0].modules() if isinstance(layer, nn.Linear)), None)
-        if first is not None and SparsePerceptrons.fits_sparse(networks, torch.empty(1, first.in_features)):
-            group = SparsePerceptrons(networks)
-    try:
-        yield (
-            (lambda inputs: tuple(network(as_dense(inputs)) for network in networks)) if group is None else group.logits
-        )
-    finally:
-        if group is not None:
-            group.release()
+def logits_of(networks: Sequence[nn.Module], *, sparse: bool) -> Callable[[Tensor], tuple[Tensor, ...]]:
+    """Return a function from inputs, sparse or not, to the logits of each network, which stay as they are."""
+    first = next((layer for network in networks for layer in network.modules() if isinstance(layer, nn.Linear)), None)
+    if sparse and first is not None and SparsePerceptrons.fits_sparse(networks, torch.empty(1, first.in_features)):
+        return SparsePerceptrons(copy.deepcopy(networks)).logits
+    return lambda inputs: tuple(network(as_dense(inputs)) for network in networks)
 
 
 def _parts(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:

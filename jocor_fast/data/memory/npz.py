@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -63,7 +63,7 @@ NPZ = Entry(
     "npz:",
     lambda wanted: load_npz_dataset(wanted.path, name=wanted.name),
     path="FILE",
-    help="with arrays x_train, y_train, x_test, y_test (or MedMNIST's names); for x_… also names of SciPy's sparse files",
+    help="with arrays x_train, y_train, x_test, y_test (or MedMNIST's names)",
     labels="given",
 )
 
@@ -101,9 +101,9 @@ def read_sparse(path: Path, *, or_key: bool = False) -> Tensor:
 
     from jocor_fast.data.sparse import csr_inputs, first_not_finite
 
-    wanted: Callable[[Sequence[str]], Sequence[str | None]] = lambda keys: (
-        _SPARSE_KEYS if "indptr" in keys or not or_key else [None]
-    )
+    def wanted(keys: Sequence[str]) -> Sequence[str | None]:
+        return _SPARSE_KEYS if "indptr" in keys or not or_key else [None]
+
     form, shape, data, indices, indptr = read_npz(path, wanted)
     with reading(path, "a CSR matrix that scipy.sparse.save_npz wrote"):
         kind = form.item().decode() if form.dtype.kind == "S" else str(form)
