@@ -40,6 +40,7 @@ class Step:
         self.group = SimpleNamespace(parameters=[self.parameter])
         self.optimizer = SimpleNamespace(state_dict=lambda: {"moments": [torch.zeros(3)]})
         self.method = SimpleNamespace(state={})
+        self.reads_sparse_rows = False
         self.generator = torch.Generator().manual_seed(0)
 
     def __call__(self, *batch: Any) -> StepLoss:
