@@ -64,10 +64,10 @@ JF_INLINE Vector<float> square_root(Vector<float> x) {
 }
 
 // Step after step, each rounded to float32: the same bits however often a row is caught up on the way. What is less
-// than 1e-12 of the first update is left out.
+// than 1e-8 of the first update is left out: by float32 the others do not change by it.
 inline void sparse_adam_catch_up(const SparseAdamParams& params, int64_t row) {
   constexpr int kSteps = 128;  // at a time
-  constexpr double kNegligible = 1e-12;
+  constexpr double kNegligible = 1e-8;
   const int32_t seen = params.seen[row];
   if (seen > 0 && params.current[row] < params.step) {
     float* p = params.parameters + row * params.width;

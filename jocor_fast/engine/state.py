@@ -212,7 +212,9 @@ class TrainingState:
 
     def unsound(self) -> Tensor:
         """Return whether a parameter is not finite, or a buffer NaN (an infinite one can be a mask); 0-d."""
-        states = [~parameter.detach().isfinite().all() for parameter in self.step.group.parameters]
+        # The extremes are NaN where one number is, and take no memory; isfinite() takes twice that of the parameter.
+        parameters = [parameter.detach() for parameter in self.step.group.parameters if parameter.numel()]
+        states = [~torch.stack(torch.aminmax(parameter)).isfinite().all() for parameter in parameters]
         buffers = [buffer for network in self.networks for buffer in network.buffers() if buffer.is_floating_point()]
         return torch.stack(states + [buffer.isnan().any() for buffer in buffers]).any()
 
@@ -279,6 +281,7 @@ class TrainingState:
         self.threads.rest()
         self.source.close()
         self.step.optimizer.catch_up()
+        del self.step.optimizer  # what it keeps, which may be more than what is copied next
         self.step.group.release()
         for network in self.networks:
             network.eval()
