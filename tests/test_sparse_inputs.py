@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import jocor_fast as jf
 from checkpoint_cases import Killed, assert_same, killed_at
-from engine_cases import fit, parameters, settings
+from engine_cases import fit, parameters, settings, train_epochs, training
 from jocor_fast._extension import compiled
 from jocor_fast.cli import main
 from jocor_fast.data.catalogue import load_dataset
@@ -209,6 +209,20 @@ def sparse_run(output: Path | None, *, resume: bool = False, **observers: Any) -
     data = Samples(csr_inputs(matrix, "X"), torch.from_numpy(labels))
     sets = {"test": data, "val": data}
     return fit(settings(epochs=6), network, data, **sets, output=output, resume=resume, checkpoint_every=2, **observers)
+
+
+def test_an_epoch_ends_with_the_updates_of_all_columns_made() -> None:
+    matrix, labels = counts()
+
+    def trained(inputs: Tensor) -> list[Tensor]:
+        torch.manual_seed(0)
+        state = training((network(), network()), Samples(inputs, torch.from_numpy(labels)), lr=1e-3)
+        train_epochs(state, 1, 1)
+        return [parameter.detach().clone() for parameter in parameters(state.networks)]
+
+    sparse, dense = trained(csr_inputs(matrix, "X")), trained(torch.from_numpy(matrix.toarray()))
+    for one, other in zip(sparse, dense, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=2e-6)
 
 
 @pytest.mark.usefixtures("curves_at_once")
