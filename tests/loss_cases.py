@@ -198,7 +198,7 @@ BROADCASTS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def operator_samples(name: str, device: str) -> list[tuple]:
-    """Positional arguments of torch.ops.jocor_fast.<name> for opcheck; every operator of the library is in here.
+    """Positional arguments of torch.ops.jocor_fast.<name> for opcheck; every operator of both devices is in here.
 
     Which arguments are given does not depend on the type: the other types have one sample each.
     """

@@ -16,7 +16,6 @@ from jocor_fast.cli.flags import declare, options_in_file, parse_count
 from jocor_fast.config.options import AUTO, OPTIONS
 from jocor_fast.config.resolve import Config, name_of_data, name_of_noise, resolve
 from jocor_fast.data.dataset import DataShape
-from jocor_fast.data.sparse import is_sparse
 from jocor_fast.errors import ConfigError
 from jocor_fast.files.names import read_json, read_metrics
 from jocor_fast.files.whole_file import write_json, write_text
@@ -219,7 +218,7 @@ def _default_jobs(config: Config, task: Task) -> int:
     inputs = task.train.inputs
     size = 0
     if is_tensor(inputs):
-        size = 8 * inputs.values().numel() if is_sparse(inputs) else inputs.numel() * inputs.element_size()
+        size = 8 * inputs.values().numel() if inputs.is_sparse_csr else inputs.numel() * inputs.element_size()
     with config.naming("device"):
         device = resolve_device(config.training.device)
     return default_jobs(
