@@ -1,5 +1,5 @@
 // The joint loss on LibTorch's stable ABI, by the kernels of csrc/cpu. Contiguous float32 logits and int64 labels
-// alone, and none of the checks of csrc/arguments.h, so that it costs less than the whole would.
+// alone, and none of the checks of csrc/arguments.h: it costs less than the whole would.
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>

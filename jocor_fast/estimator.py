@@ -112,7 +112,7 @@ class JoCoRClassifier(ClassifierMixin, BaseEstimator):
 
         Args:
             X: [N, features], or [N, ...] for a network that takes such samples; numbers. Of a sparse matrix the first
-                layer of "mlp" reads only what is there; other networks get it in dense batches.
+                layer of "mlp" reads its entries alone; other networks get it in dense batches.
             y: [N], labels of any kind that scikit-learn takes for classes.
 
         Returns:

@@ -1,4 +1,4 @@
-"""Sparse inputs train as the dense matrix does, in every entry; what is no such matrix ends in a sentence."""
+"""Sparse inputs train as the dense matrix does, through every entry; other matrices are refused with one message."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One or two multi-layer perceptrons on sparse rows, whose first layer reads only what is there.
+"""One or two multi-layer perceptrons on sparse rows, whose first layer reads the stored entries alone.
 
 What an input's number is multiplied with is contiguous in the storage of the first weights, those of both networks next
 to each other: [D, width]. A step reads and changes the D's rows of the batch's columns alone: the gradient is a sparse

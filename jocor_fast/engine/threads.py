@@ -9,8 +9,8 @@ and again, from the same state, with one, and the bits of all that it changes ar
 thread has whole sums to itself, as for a pair of perceptrons, whose products are one a network; they differ where
 threads share a sum, as MKL and oneDNN let them in single products and convolutions: such steps keep all threads. A
 trial holds for the shapes of its batch, so there is one in every epoch that keeps another number of rows. It passes the
-batch through the networks twice, which modules of torch's own do not show afterwards; what others keep (a counter, a
-tensor that is no buffer) nobody knows, and their steps keep all threads too.
+batch through the networks twice, which torch's own modules do not show afterwards; others may keep more (a counter, a
+tensor that is no buffer), and their steps keep all threads too.
 """
 
 from __future__ import annotations
