@@ -71,7 +71,7 @@ def stepper(kind: str, case: str, processes: Processes) -> Callable[[], float]:
         state.step.group.release()
         wrapped = kind == WRAPPED
         state.step.group = DistributedNetworks(modules, sample) if wrapped else SeparateNetworks(modules)
-        state.step.optimizer = build_optimizer(settings, state.step.group.parameters)
+        state.step.optimizer = build_optimizer(settings, state.step.group)
     request = SharedRequest(Processes(count=2, control=torch.distributed.group.WORLD) if kind == WRAPPED else processes)
 
     def step() -> float:

@@ -17,12 +17,14 @@ struct SparseRows {
   const float* values;
 };
 
-// outputs[i] = bias + sum of values[e] * weight[columns[e]] over the entries e of row i.
+// inputs: the rows of the weight. outputs[i] = bias + sum of values[e] * weight[columns[e]] over the entries e of row
+// i.
 struct SparseLinearParams {
   SparseRows input;
   const float* weight;
   const float* bias;  // [width]
   float* outputs;
+  int64_t inputs;
   int64_t width;
 };
 
@@ -66,8 +68,10 @@ void sparse_linear(const SparseLinearParams& params, int64_t begin, int64_t end)
 void sparse_gradients(const SparseGradientParams& params, int64_t begin, int64_t end);
 // Make the updates that a row has deferred, up to params.step.
 void sparse_adam_catch_up(const SparseAdamParams& params, int64_t row);
-// Take params.step with a gradient of the row.
-void sparse_adam_step(const SparseAdamParams& params, int64_t row, const float* gradient);
+// Take params.step with the gradients of groups begin … end − 1, which are not stored: of the rows columns[u]. Each has
+// made its updates up to the step before.
+void sparse_adam_step(const SparseAdamParams& params, const SparseGradientParams& gradient, const int32_t* columns,
+                      int64_t begin, int64_t end);
 
 }  // namespace cpu
 }  // namespace jocor_fast

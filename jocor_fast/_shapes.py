@@ -82,6 +82,19 @@ def _(grad: Tensor, logits1: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
     return logits1.new_empty(whole if needs_grad1 else none), logits1.new_empty(whole if needs_grad2 else none)
 
 
+@torch.library.register_fake("jocor_fast::rows_without_zeros")
+def _(inputs: Tensor, scale: float) -> tuple[Tensor, Tensor, Tensor]:
+    entries = torch.library.get_ctx().new_dynamic_size()
+    starts = inputs.new_empty((inputs.shape[0] + 1,), dtype=torch.int32)
+    return starts, starts.new_empty((entries,)), inputs.new_empty((entries,), dtype=torch.float32)
+
+
+@torch.library.register_fake("jocor_fast::sparse_rows")
+def _(starts: Tensor, columns: Tensor, values: Tensor, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    entries = torch.library.get_ctx().new_dynamic_size()
+    return starts.new_empty((rows.shape[0] + 1,)), columns.new_empty((entries,)), values.new_empty((entries,))
+
+
 @torch.library.register_fake("jocor_fast::sparse_linear")
 def _(starts: Tensor, columns: Tensor, values: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return weight.new_empty((starts.shape[0] - 1, weight.shape[1]))
@@ -95,6 +108,7 @@ def _(
     return rows.new_empty((found,)), grad.new_empty((found, grad.shape[1]))
 
 
-@torch.library.register_fake("jocor_fast::sparse_adam_")
+@torch.library.register_fake("jocor_fast::sparse_adam_step_")
+@torch.library.register_fake("jocor_fast::sparse_adam_catch_up_")
 def _(weight: Tensor, *rest: Any) -> None:
     return None

@@ -25,16 +25,19 @@ def test_the_library_has_the_operators_that_are_tested():
         "linear_joint_loss_backward",
         "robust_loss",
         "robust_loss_backward",
+        # "rows_…" and "sparse_…" are of CPU tensors alone: test_sparse_linear.py
+        "rows_without_zeros",
         "select_small_loss",
-        # of CPU tensors alone: test_sparse_linear.py
-        "sparse_adam_",
+        "sparse_adam_catch_up_",
+        "sparse_adam_step_",
         "sparse_linear",
         "sparse_linear_gradient",
+        "sparse_rows",
     ]
 
 
 @on_every_device
-@pytest.mark.parametrize("name", [name for name in OPERATORS if not name.startswith("sparse")])
+@pytest.mark.parametrize("name", [name for name in OPERATORS if not name.startswith(("rows", "sparse"))])
 def test_opcheck(name, device):
     operator = getattr(torch.ops.jocor_fast, name).default
     for sample in operator_samples(name, device):

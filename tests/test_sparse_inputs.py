@@ -15,17 +15,19 @@ from torch import Tensor, nn
 
 import jocor_fast as jf
 from checkpoint_cases import Killed, assert_same, killed_at
-from engine_cases import fit, parameters, settings, train_epochs, training
+from engine_cases import fit, parameters, same_bits, settings, train_epochs, training, without_timings
 from jocor_fast._extension import compiled
 from jocor_fast.cli import main
 from jocor_fast.data.catalogue import load_dataset
 from jocor_fast.data.samples import Samples, input_warnings
 from jocor_fast.data.sparse import csr_inputs
+from jocor_fast.engine import sparse_perceptrons
 from jocor_fast.errors import DataError
 from jocor_fast.models.networks import mlp
 from jocor_fast.runs.fit import Run
 
 INPUTS, CLASSES = 90, 3
+needs_kernels = pytest.mark.skipif(compiled is None, reason="compiled kernels are hidden")
 READ, DENSE = "launched by the host, the first layer reads sparse rows", "launched by the host, sparse rows made dense"
 
 
@@ -54,6 +56,12 @@ def train(inputs: Any, labels: np.ndarray, build: Any = network, **changes: Any)
     return jf.train(build, data, test_data=data, val_data=data, **asked)
 
 
+@pytest.fixture
+def dense_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dense inputs stay dense, however many zeros they have."""
+    monkeypatch.setattr(sparse_perceptrons, "MOST_FILLED", 0.0)
+
+
 def assert_alike(sparse: jf.Run, dense: jf.Run, tolerance: float = 2e-6) -> None:
     for one, other in zip(parameters(sparse.networks), parameters(dense.networks), strict=True):
         assert one.is_contiguous()
@@ -63,6 +71,7 @@ def assert_alike(sparse: jf.Run, dense: jf.Run, tolerance: float = 2e-6) -> None
         assert line["test_accuracy"] == pytest.approx(expected["test_accuracy"], abs=0.02)
 
 
+@pytest.mark.usefixtures("dense_products")
 @pytest.mark.parametrize(
     ("changes", "build", "steps"),
     [
@@ -86,7 +95,57 @@ def test_training_is_that_on_the_dense_matrix(changes: dict[str, Any], build: An
     assert_alike(sparse, train(matrix.toarray(), labels, build, **changes))
 
 
-@pytest.mark.skipif(compiled is None, reason="compiled kernels are hidden")
+@needs_kernels
+@pytest.mark.parametrize("dtype", ["uint8", "float32", "float64"])
+def test_dense_inputs_with_many_zeros_train_like_sparse_ones(dtype: str) -> None:
+    matrix, labels = counts()
+    dense = train(matrix.toarray().astype(dtype), labels)
+    share = matrix.nnz / (matrix.shape[0] * matrix.shape[1])
+    reads = f"launched by the host, the first layer reads the {share:.0%} of the inputs that are not 0"
+    assert dense.summary["environment"]["steps"] == reads
+    sparse = train(matrix * (np.float32(1 / 255) if dtype == "uint8" else 1), labels)
+    assert without_timings(dense.metrics) == without_timings(sparse.metrics)
+    assert same_bits(parameters(dense.networks), parameters(sparse.networks))
+
+
+@needs_kernels
+@pytest.mark.parametrize(
+    ("changes", "build"),
+    [({"weight_decay": 1e-3}, network), ({"optimizer": "sgd", "lr": 0.1}, network), ({}, with_dropout)],
+)
+def test_what_reads_no_row_by_itself_keeps_dense_inputs(changes: dict[str, Any], build: Any) -> None:
+    matrix, labels = counts()
+    assert train(matrix.toarray(), labels, build, **changes).summary["environment"]["steps"] == "launched by the host"
+
+
+@needs_kernels
+def test_inputs_with_few_zeros_stay_dense() -> None:
+    matrix, labels = counts()
+    full = matrix.toarray() + (np.arange(INPUTS) % 3 > 0)
+    assert train(full, labels).summary["environment"]["steps"] == "launched by the host"
+
+
+@needs_kernels
+def test_a_run_that_began_with_dense_products_goes_on_with_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dense, labels = counts()[0].toarray(), counts()[1]
+
+    def killed(line: dict[str, Any]) -> None:
+        if line["epoch"] == 2:
+            raise Killed
+
+    with monkeypatch.context() as before:
+        before.setattr(sparse_perceptrons, "MOST_FILLED", 0.0)
+        whole = train(dense, labels)
+        with pytest.raises(Killed):
+            train(dense, labels, output=tmp_path, on_epoch=killed)
+    resumed = train(dense, labels, output=tmp_path, resume=True)
+    assert_same(resumed, whole, tmp_path)
+    assert resumed.summary["environment"]["steps"] == "launched by the host"
+
+
+@needs_kernels
 def test_plain_torch_trains_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     from jocor_fast.engine import optimizer, sparse_perceptrons
 
@@ -97,6 +156,7 @@ def test_plain_torch_trains_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     assert_alike(train(*counts()), ours)
 
 
+@pytest.mark.usefixtures("dense_products")
 @pytest.mark.parametrize("trained", ["sparse", "dense"])
 def test_either_kind_is_evaluated_on_the_other(trained: str) -> None:
     matrix, labels = counts()
@@ -107,6 +167,7 @@ def test_either_kind_is_evaluated_on_the_other(trained: str) -> None:
     assert run.metrics[-1]["test_accuracy"] == pytest.approx(run.metrics[-1]["val_accuracy"], abs=0.01)
 
 
+@pytest.mark.usefixtures("dense_products")
 def test_a_method_that_chooses_its_samples_predicts_sparse_rows() -> None:
     matrix, labels = counts()
     assert_alike(*(train(X, labels, method="taks", forget_rate=0.05) for X in (matrix, matrix.toarray())))
@@ -211,6 +272,7 @@ def sparse_run(output: Path | None, *, resume: bool = False, **observers: Any) -
     return fit(settings(epochs=6), network, data, **sets, output=output, resume=resume, checkpoint_every=2, **observers)
 
 
+@pytest.mark.usefixtures("dense_products")
 def test_an_epoch_ends_with_the_updates_of_all_columns_made() -> None:
     matrix, labels = counts()
 

@@ -10,9 +10,10 @@ from torch import Tensor
 
 from children import python
 from jocor_fast._extension import compiled
-from jocor_fast.data.sparse import csr_inputs, take_rows
+from jocor_fast.data.sparse import csr_inputs, csr_tensor, take_rows, without_zeros
 from jocor_fast.engine import sparse_perceptrons
 from jocor_fast.engine.optimizer import DeferringAdam, FusedAdam
+from jocor_fast.engine.sparse_perceptrons import FirstGradient
 
 needs_kernels = pytest.mark.skipif(compiled is None, reason="compiled kernels are hidden")
 IN_ANOTHER_PROCESS = """
@@ -69,21 +70,34 @@ def test_plain_torch_gives_the_same_values_and_gradients() -> None:
     check_values_and_gradients(sparse_perceptrons._plain_linear, sparse_perceptrons._plain_gradient)
 
 
+class FirstWeight:
+    """A `SparsePerceptrons` of nothing but its first weight."""
+
+    def __init__(self, start: Tensor) -> None:
+        self.first_weight = torch.nn.Parameter(start.clone())
+        self.parameters = [self.first_weight]
+        self.first_gradient: FirstGradient | None = None
+
+    def adam(self) -> DeferringAdam:
+        return DeferringAdam(self)  # type: ignore[arg-type]
+
+
 @needs_kernels
 def test_deferred_adam_is_adam() -> None:
     inputs, width, draw = 60, 48, torch.Generator().manual_seed(3)
     start = 0.1 * torch.randn(inputs, width, generator=draw)
-    dense, now, later, moments = (torch.nn.Parameter(start.clone()) for _ in range(4))
-    plain, at_once, deferred = FusedAdam([dense]), DeferringAdam([now]), DeferringAdam([later])
-    exact = moments.detach().double(), torch.zeros_like(start).double(), torch.zeros_like(start).double()
+    dense, now, later = torch.nn.Parameter(start.clone()), FirstWeight(start), FirstWeight(start)
+    plain, at_once, deferred = FusedAdam([dense]), now.adam(), later.adam()
+    exact = start.double(), torch.zeros_like(start).double(), torch.zeros_like(start).double()
     for step in range(1, 401):
         lr, beta1 = (1e-3, 0.9) if step < 200 else (5e-4, 0.1)
         rows = torch.randperm(inputs // 2 if step % 50 else inputs - 5, generator=draw)[: 3 if step % 40 else 0]
         gradient = torch.randn(len(rows), width, generator=draw) * 10.0 ** -(step % 9)
         whole = torch.zeros(inputs, width).index_copy_(0, rows, gradient)
         dense.grad = whole
-        for parameter in (now, later):
-            parameter.grad = torch.sparse_coo_tensor(rows[None], gradient, whole.shape, check_invariants=False)
+        one_each = csr_tensor(torch.arange(len(rows) + 1).int(), rows.int(), torch.ones(len(rows)), inputs)
+        for first in (now, later):
+            first.first_gradient = FirstGradient(one_each, torch.arange(len(rows)), gradient)
         for optimizer in (plain, at_once, deferred):
             optimizer.step(lr=lr, beta1=beta1, skip=torch.tensor(float(step == 7)))
         at_once.catch_up()
@@ -95,12 +109,12 @@ def test_deferred_adam_is_adam() -> None:
         count = step - (step > 7)
         root = (square / (1 - 0.999**count)).sqrt() + 1e-8
         value -= lr * (mean / (1 - beta1**count)) / root
-    assert not torch.equal(now, later)
+    assert not torch.equal(now.first_weight, later.first_weight)
     deferred.catch_up()
-    assert torch.equal(now, later)
-    assert torch.equal(later[-5:], start[-5:])  # which never had a gradient
-    torch.testing.assert_close(later.detach().double(), exact[0], rtol=0, atol=2e-6)
-    ours, torchs = ((parameter.detach() - exact[0]).abs().max() for parameter in (later, dense))
+    assert torch.equal(now.first_weight, later.first_weight)
+    assert torch.equal(later.first_weight[-5:], start[-5:])  # which never had a gradient
+    torch.testing.assert_close(later.first_weight.detach().double(), exact[0], rtol=0, atol=2e-6)
+    ours, torchs = ((parameter.detach() - exact[0]).abs().max() for parameter in (later.first_weight, dense))
     assert ours < 2 * torchs
 
 
@@ -121,16 +135,15 @@ def test_threads_change_no_bit() -> None:
     grad, rows = torch.randn(200, 256), torch.arange(200)
 
     def results() -> list[Tensor]:
-        parameter = torch.nn.Parameter(weight.clone())
-        adam = DeferringAdam([parameter])
+        first = FirstWeight(weight)
+        adam = first.adam()
         columns, values = sparse_perceptrons.sparse_linear_gradient(*parts(batch), rows, grad, 900)
-        for lr in (1e-3, 1e-2, 1e-3):
-            parameter.grad = torch.sparse_coo_tensor(columns[None], values, weight.shape, check_invariants=False)
+        for lr, number in ((1e-3, 200), (1e-2, 9), (1e-3, 1)):
+            first.first_gradient = FirstGradient(batch, rows[:number], grad[:number])
             adam.step(lr=lr, beta1=0.9)
-            columns, values = columns[::3].contiguous(), values[::3].contiguous()
             adam.catch_up(batch)
-        output = sparse_perceptrons.sparse_linear(*parts(batch), parameter.detach(), torch.zeros(256))
-        return [columns, values, parameter.detach(), output]
+        output = sparse_perceptrons.sparse_linear(*parts(batch), first.first_weight.detach(), torch.zeros(256))
+        return [columns, values, first.first_weight.detach(), output]
 
     threads = torch.get_num_threads()
     try:
@@ -141,6 +154,12 @@ def test_threads_change_no_bit() -> None:
     finally:
         torch.set_num_threads(threads)
     assert all(map(torch.equal, alone, together))
+
+
+def adam_state(inputs: int) -> tuple[Tensor, ...]:
+    """Weight, moments, squares, seen, current and steps, as the operators take them, after no step of one."""
+    counts = (torch.zeros(inputs, dtype=torch.int32) for _ in range(2))
+    return *(torch.zeros(inputs, 16) for _ in range(3)), *counts, torch.ones(1, 3, dtype=torch.float64)
 
 
 @needs_kernels
@@ -163,6 +182,20 @@ def test_wrong_arguments_end_in_a_sentence() -> None:
         linear(starts, columns, values, weight, bias[:8])
     with pytest.raises(ValueError, match=r"rows must lie in \[0, 5\), got 5"):
         gradient(starts, columns, values, torch.tensor([5]), torch.zeros(1, 16), 20)
+    with pytest.raises(ValueError, match=r"rows must lie in \[0, 5\), got -1"):
+        torch.ops.jocor_fast.sparse_rows(starts, columns, values, torch.tensor([-1]))
+    with pytest.raises(ValueError, match="starts must ascend from 0 to the number of columns"):
+        torch.ops.jocor_fast.sparse_rows(starts + len(columns), columns, values, torch.tensor([4]))
+    with pytest.raises(TypeError, match="inputs must be uint8 or float32, got float64"):
+        torch.ops.jocor_fast.rows_without_zeros(torch.zeros(2, 3).double(), 1.0)
+    step, due = torch.ops.jocor_fast.sparse_adam_step_, torch.ops.jocor_fast.sparse_adam_catch_up_
+    state = adam_state(20)
+    with pytest.raises(ValueError, match=r"seen must lie in \[0, 1\], the steps so far"):
+        due(*state[:3], state[3] - 1, *state[4:], None, 0.999, 1e-8)
+    with pytest.raises(ValueError, match=r"rows must lie in \[0, 20\)"):
+        due(*state, torch.tensor([20], dtype=torch.int32), 0.999, 1e-8)
+    with pytest.raises(ValueError, match="grad must have 16 columns, got 32"):
+        step(*state, *parts(batch), torch.tensor([1]), torch.zeros(1, 32), 0.999, 1e-8)
 
 
 @needs_kernels
@@ -171,10 +204,24 @@ def test_operators_pass_torch_s_checks() -> None:
     torch.library.opcheck(ops.sparse_linear.default, (*parts(batch), torch.randn(20, 16), torch.randn(16)))
     arguments = (*parts(batch), torch.tensor([3, 1]), torch.randn(2, 16), 20)
     torch.library.opcheck(ops.sparse_linear_gradient.default, arguments)
-    moments = [torch.zeros(20, 16) for _ in range(3)]
-    state = (*moments, *(torch.zeros(20, dtype=torch.int32) for _ in range(2)), torch.ones(1, 3, dtype=torch.float64))
-    arguments = (*state, torch.tensor([3, 1]), torch.randn(2, 16), 0.999, 1e-8)
-    torch.library.opcheck(ops.sparse_adam_.default, arguments, test_utils=("test_schema", "test_faketensor"))
+    in_place = ("test_schema", "test_faketensor")
+    step = (*adam_state(20), *arguments[:-1], 0.999, 1e-8)
+    torch.library.opcheck(ops.sparse_adam_step_.default, step, test_utils=in_place)
+    caught_up = (*adam_state(20), torch.tensor([3, 1], dtype=torch.int32), 0.999, 1e-8)
+    torch.library.opcheck(ops.sparse_adam_catch_up_.default, caught_up, test_utils=in_place)
+    torch.library.opcheck(ops.sparse_rows.default, (*parts(batch), torch.tensor([3, 1])))
+    torch.library.opcheck(ops.rows_without_zeros.default, (batch.to_dense(), 1.0))
+
+
+@needs_kernels
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
+def test_dense_rows_lose_their_zeros(dtype: torch.dtype) -> None:
+    dense = torch.randint(0, 4, (70, 31), generator=torch.Generator().manual_seed(0)).to(dtype)
+    dense[[0, -1]] = 0
+    rows = without_zeros(dense, 1 / 255)
+    assert rows.values().numel() == dense.count_nonzero()
+    assert torch.equal(rows.to_dense(), dense.float() * (torch.tensor(1 / 255) if dtype == torch.uint8 else 1))
+    assert torch.equal(without_zeros(dense[:0], 1.0).crow_indices(), torch.zeros(1, dtype=torch.int32))
 
 
 def test_rows_are_taken_in_any_order() -> None:

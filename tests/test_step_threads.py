@@ -38,9 +38,10 @@ class Step:
         self.settings = SimpleNamespace(threads=number, optimizer="adam")
         self.device, self.processes, self.loss_scale = torch.device("cpu"), ALONE, None
         self.group = SimpleNamespace(parameters=[self.parameter])
-        self.optimizer = SimpleNamespace(state_dict=lambda: {"moments": [torch.zeros(3)]})
+        self.optimizer = SimpleNamespace(
+            state_dict=lambda: {"moments": [torch.zeros(3)]}, load_state_dict=lambda state: None
+        )
         self.method = SimpleNamespace(state={})
-        self.reads_sparse_rows = False
         self.generator = torch.Generator().manual_seed(0)
 
     def __call__(self, *batch: Any) -> StepLoss:

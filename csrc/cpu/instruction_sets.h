@@ -17,7 +17,8 @@ struct RowKernels {
   void (*sparse_linear)(const SparseLinearParams&, int64_t begin, int64_t end);
   void (*sparse_gradients)(const SparseGradientParams&, int64_t begin, int64_t end);
   void (*sparse_adam_catch_up)(const SparseAdamParams&, int64_t row);
-  void (*sparse_adam_step)(const SparseAdamParams&, int64_t row, const float* gradient);
+  void (*sparse_adam_step)(const SparseAdamParams&, const SparseGradientParams&, const int32_t* columns, int64_t begin,
+                           int64_t end);
 };
 
 extern const RowKernels portable_kernels;

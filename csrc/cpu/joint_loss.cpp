@@ -69,8 +69,9 @@ void sparse_gradients(const SparseGradientParams& params, int64_t begin, int64_t
 
 void sparse_adam_catch_up(const SparseAdamParams& params, int64_t row) { chosen().sparse_adam_catch_up(params, row); }
 
-void sparse_adam_step(const SparseAdamParams& params, int64_t row, const float* gradient) {
-  chosen().sparse_adam_step(params, row, gradient);
+void sparse_adam_step(const SparseAdamParams& params, const SparseGradientParams& gradient, const int32_t* columns,
+                      int64_t begin, int64_t end) {
+  chosen().sparse_adam_step(params, gradient, columns, begin, end);
 }
 
 const char* instruction_set() { return chosen().name; }

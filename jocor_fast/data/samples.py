@@ -16,7 +16,7 @@ from torch import Tensor
 
 from jocor_fast import arguments
 from jocor_fast.data.images.bad_files import BadFiles
-from jocor_fast.data.sparse import first_not_finite, is_sparse, take_rows
+from jocor_fast.data.sparse import first_not_finite, is_sparse, take_rows, without_zeros
 from jocor_fast.tensor_arguments import check_readable
 
 SAMPLES_LOOKED_AT = 100
@@ -205,8 +205,25 @@ class SparseInputs:
     reads_files = False
     bad_files: BadFiles | None = None
 
-    def __init__(self, inputs: Tensor, device: torch.device) -> None:
+    def __init__(self, inputs: Tensor, device: torch.device, *, made: bool = False) -> None:
+        """`made`: whether they came dense."""
         self.stored = inputs.to(device)
+        self.made = made
+
+    @classmethod
+    def of(cls, source: ResidentInputs) -> SparseInputs:
+        """Return the inputs of a source on the CPU, [N, ...] in uint8 or float32, as rows [N, D] without their zeros.
+
+        Raises:
+            ValueError: 2³¹ of their numbers are not 0.
+        """
+        stored = source.stored
+        return cls(without_zeros(stored.flatten(1), source.scale), stored.device, made=True)
+
+    @property
+    def filled(self) -> float:
+        """The share of the numbers that are not 0."""
+        return self.stored.values().numel() / self.stored.numel()
 
     def __len__(self) -> int:
         return len(self.stored)

@@ -14,6 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from jocor_fast._extension import compiled
+
 _LARGEST = np.iinfo(np.int32).max
 _DENSE_AT_ONCE = 64  # rows
 
@@ -89,6 +91,9 @@ def csr_tensor(starts: Tensor, columns: Tensor, values: Tensor, width: int) -> T
 def take_rows(inputs: Tensor, rows: Tensor) -> Tensor:
     """Return the sparse rows with the numbers int64 [B], in this order."""
     starts, columns, values = inputs.crow_indices(), inputs.col_indices(), inputs.values()
+    if compiled is not None and inputs.device.type == "cpu":
+        parts: tuple[Tensor, Tensor, Tensor] = torch.ops.jocor_fast.sparse_rows(starts, columns, values, rows)
+        return csr_tensor(*parts, inputs.shape[1])
     first = starts.index_select(0, rows)
     lengths = starts.index_select(0, rows + 1) - first
     ends = lengths.cumsum(0)  # int64
@@ -96,6 +101,13 @@ def take_rows(inputs: Tensor, rows: Tensor) -> Tensor:
     place += (first - (ends - lengths)).repeat_interleave(lengths)
     new_starts = torch.cat((starts.new_zeros(1), ends.int()))
     return csr_tensor(new_starts, columns.index_select(0, place), values.index_select(0, place), inputs.shape[1])
+
+
+def without_zeros(inputs: Tensor, scale: float) -> Tensor:
+    """Return dense rows [N, D], uint8 (to multiply with `scale`) or float32, on the CPU as sparse ones; by a kernel."""
+    scale = 1.0 if inputs.is_floating_point() else scale
+    parts: tuple[Tensor, Tensor, Tensor] = torch.ops.jocor_fast.rows_without_zeros(inputs, scale)
+    return csr_tensor(*parts, inputs.shape[1])
 
 
 def as_dense(inputs: Tensor) -> Tensor:

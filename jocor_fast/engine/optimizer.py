@@ -19,7 +19,9 @@ from torch.optim.adam import adam
 
 from jocor_fast._extension import compiled
 from jocor_fast.data.sparse import as_dense
+from jocor_fast.engine.networks import NetworkGroup
 from jocor_fast.engine.settings import OptimizerSource, TrainSettings
+from jocor_fast.engine.sparse_perceptrons import SparsePerceptrons
 from jocor_fast.errors import ArgumentTypeError
 
 ADAM_BETA2 = 0.999
@@ -48,6 +50,8 @@ class Optimizer:
         """Copy what `state_dict` returned."""
         for name, tensors in self.state_dict().items():
             for mine, stored in zip(tensors, state[name], strict=True):
+                if mine.dim() == 2:  # a first weight that had less padding
+                    mine, stored = mine[:, : stored.shape[1]], stored[:, : mine.shape[1]]
                 mine.copy_(stored)
 
 
@@ -94,28 +98,29 @@ class FusedAdam(Optimizer):
 
 
 class DeferringAdam(FusedAdam):
-    """Adam on the CPU, of which the first parameter [D, width] has a gradient in a few of its rows alone.
+    """Adam on the CPU for `SparsePerceptrons`, whose first weight [D, width] has a gradient in some of its rows alone.
 
     The numbers are those of `FusedAdam` but for rounding. A row without a gradient is updated all the same, as its
     moments only decay; that follows from them and from the rates of the steps, and is made up for when the row is read:
     for 50,000 inputs a step takes a fifth of the time. Each update rounds as if it were made at once, so the bits do
-    not depend on when that is, and a checkpoint between two steps changes nothing.
+    not depend on when that is, and a checkpoint between two steps changes nothing. The gradient is computed where it is
+    used, a piece at a time, and never stored.
     """
 
-    def __init__(self, parameters: Sequence[Tensor]) -> None:
-        super().__init__(parameters)
-        rows = parameters[0]
-        self.seen, self.current = (torch.zeros(len(rows), dtype=torch.int32) for _ in range(2))
-        self._rates = torch.zeros(
-            1024, 3, dtype=torch.float64
-        )  # as AdamStep in csrc/sparse_linear.h, and room for more
+    def __init__(self, group: SparsePerceptrons) -> None:
+        super().__init__(group.parameters)
+        self._group = group
+        group.stores_gradient = False
+        self.seen, self.current = (torch.zeros(len(group.first_weight), dtype=torch.int32) for _ in range(2))
+        # As AdamStep in csrc/sparse_linear.h, and room for more.
+        self._rates = torch.zeros(1024, 3, dtype=torch.float64)
         self._count = 0
 
     @torch.no_grad()
     def step(self, *, lr: float | Tensor, beta1: float, skip: Tensor | None = None) -> None:
+        gradient, self._group.first_gradient = self._group.first_gradient, None
         if skip is not None and skip.item():
             return
-        gradient, self.parameters[0].grad = self.parameters[0].grad, None
         super().step(lr=lr, beta1=beta1)
         if self._count == len(self._rates):
             self._rates = torch.cat((self._rates, torch.zeros_like(self._rates)))
@@ -123,15 +128,16 @@ class DeferringAdam(FusedAdam):
         rate, root = float(lr) / (1 - beta1**self._count), (1 - ADAM_BETA2**self._count) ** -0.5
         self._rates[self._count - 1] = torch.tensor([beta1, rate, root], dtype=torch.float64)
         assert gradient is not None
-        self._update(gradient._indices()[0], gradient._values())
+        torch.ops.jocor_fast.sparse_adam_step_(*self._first_state(), *gradient.parts, ADAM_BETA2, ADAM_EPSILON)
 
     @torch.no_grad()
     def catch_up(self, inputs: Tensor | None = None) -> None:
-        self._update(None if inputs is None else inputs.col_indices(), None)
+        rows = None if inputs is None else inputs.col_indices()
+        torch.ops.jocor_fast.sparse_adam_catch_up_(*self._first_state(), rows, ADAM_BETA2, ADAM_EPSILON)
 
-    def _update(self, rows: Tensor | None, gradients: Tensor | None) -> None:
-        state = self.moments[0], self.squares[0], self.seen, self.current, self._rates[: self._count]
-        torch.ops.jocor_fast.sparse_adam_(self.parameters[0], *state, rows, gradients, ADAM_BETA2, ADAM_EPSILON)
+    def _first_state(self) -> tuple[Tensor, ...]:
+        rates = self._rates[: self._count]
+        return self.parameters[0], self.moments[0], self.squares[0], self.seen, self.current, rates
 
     def state_dict(self) -> dict[str, Any]:
         return {**super().state_dict(), "rows": [self.seen, self.current], "rates": [self._rates[: self._count]]}
@@ -204,14 +210,16 @@ class GivenOptimizer(Optimizer):
         self._given.load_state_dict(state)
 
 
-def build_optimizer(settings: TrainSettings, parameters: Sequence[Tensor], *, few_rows: bool = False) -> Optimizer:
-    """Return the optimiser that `settings.optimizer` names or builds.
+def may_defer(settings: TrainSettings) -> bool:
+    """Return whether a row without a gradient may wait for its updates: not where weights decay towards zero."""
+    return settings.optimizer == "adam" and not settings.weight_decay and compiled is not None
 
-    `few_rows`: whether the first parameter has sparse gradients.
-    """
+
+def build_optimizer(settings: TrainSettings, group: NetworkGroup) -> Optimizer:
+    """Return the optimiser that `settings.optimizer` names or builds, of the group's parameters."""
     if callable(settings.optimizer):
-        return GivenOptimizer(settings.optimizer, parameters, lr=settings.lr)
-    if few_rows and settings.optimizer == "adam" and not settings.weight_decay and compiled is not None:
-        return DeferringAdam(parameters)
+        return GivenOptimizer(settings.optimizer, group.parameters, lr=settings.lr)
+    if isinstance(group, SparsePerceptrons) and may_defer(settings):
+        return DeferringAdam(group)
     optimizer = PlainSGD if settings.optimizer == "sgd" else FusedAdam
-    return optimizer(parameters, weight_decay=settings.weight_decay)
+    return optimizer(group.parameters, weight_decay=settings.weight_decay)

@@ -16,13 +16,15 @@ from jocor_fast.engine.forget_rate import AdaptiveForgetRate
 from jocor_fast.engine.graph import CapturedSteps
 from jocor_fast.engine.history import SampleHistory, share_rows
 from jocor_fast.engine.networks import check_single_rows, probe_classes, start_training
+from jocor_fast.engine.optimizer import may_defer
 from jocor_fast.engine.plan import DeviceRates, EpochPlan, StepRates, plan_epoch, whole_batch
 from jocor_fast.engine.processes import ALONE, Processes
 from jocor_fast.engine.settings import ADAPTIVE, BALANCED, TrainSettings
-from jocor_fast.engine.step import TrainingStep
+from jocor_fast.engine.sparse_perceptrons import sparse_where_it_pays
+from jocor_fast.engine.step import TrainingStep, is_plain
 from jocor_fast.engine.threads import StepThreads
 from jocor_fast.errors import ArgumentValueError
-from jocor_fast.methods import METHODS
+from jocor_fast.methods import METHODS, Method
 
 
 class TrainingState:
@@ -64,9 +66,14 @@ class TrainingState:
         self.generator = torch.Generator(device).manual_seed(settings.seed)
         method = METHODS[settings.method].of(settings.as_dict())
         method.start(self.labels, self.classes)
-        self.step = TrainingStep(settings, method, self.networks, self.source, device, self.generator, processes)
-        self.step.class_weights = self._class_weights()
-        self.threads = StepThreads(self.step, self.networks)
+        self._dense_source = self.source
+        if is_plain(settings, method, processes) and may_defer(settings) and settings.augment == "none":
+            self.source = sparse_where_it_pays(self.source, self.networks)
+            if self.source is not self._dense_source:
+                for data in (self.test, self.val):
+                    if data is not None:
+                        data.source = sparse_where_it_pays(data.source, self.networks)
+        self._make_step(method)
         adaptive = settings.forget_rate == ADAPTIVE and method.selects
         self.forget_rate = AdaptiveForgetRate(settings.ramp_epochs) if adaptive else None
         self.history = SampleHistory(self.labels, len(self.networks), ranked=self.step.per_class, certainties=adaptive)
@@ -80,6 +87,13 @@ class TrainingState:
         alone_on_gpu = rates_on_device and processes.count == 1
         if alone_on_gpu and not settings.no_graph and isinstance(self.source, ResidentInputs):
             self.captured = CapturedSteps(self.step, self.source, self.labels, self.history)
+
+    def _make_step(self, method: Method) -> None:
+        self.step = TrainingStep(
+            self.settings, method, self.networks, self.source, self.device, self.generator, self.processes
+        )
+        self.step.class_weights = self._class_weights()
+        self.threads = StepThreads(self.step, self.networks)
 
     def _check(self, train: Samples, test: Samples | None, val: Samples | None) -> int:
         """Return C, the number of the networks' outputs.
@@ -130,7 +144,9 @@ class TrainingState:
         """For summary.json: whether CUDA graphs are replayed, and why not."""
         if self.captured is None:
             how = "launched by the host"
-            if isinstance(self.source, SparseInputs):
+            if isinstance(self.source, SparseInputs) and self.source.made:
+                how += f", the first layer reads the {self.source.filled:.0%} of the inputs that are not 0"
+            elif isinstance(self.source, SparseInputs):
                 how += (
                     ", the first layer reads sparse rows" if self.step.reads_sparse_rows else ", sparse rows made dense"
                 )
@@ -254,6 +270,12 @@ class TrainingState:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a `state_dict` of a run with the same settings."""
+        if self.source is not self._dense_source and "rates" not in state["optimizer"]:  # of a run that read the zeros
+            on_choice = self.threads.on_choice
+            self.step.group.release()
+            self.source = self._dense_source
+            self._make_step(self.step.method)
+            self.threads.on_choice = on_choice
         for network, weights in zip(self.networks, state["networks"], strict=True):
             network.load_state_dict(weights)
         self.step.optimizer.load_state_dict(state["optimizer"])

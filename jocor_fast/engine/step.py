@@ -45,9 +45,7 @@ class TrainingStep:
         self.selects_over_all = settings.selection_scope == "global" and processes.count > 1
         self.method = method
         self.trained_state = [tensor for tensor in method.state.values() if tensor.requires_grad]
-        plain = settings.precision == "float32" and not settings.compile and not callable(settings.optimizer)
-        # A pair's backward pass differentiates the logits alone.
-        plain = plain and not self.trained_state and processes.count == 1
+        plain = is_plain(settings, method, processes)
         sparse = isinstance(source, SparseInputs)
         layout = {
             "channels_last": _gains_by_channels_last(networks, source, device),
@@ -63,7 +61,7 @@ class TrainingStep:
             self.group = SeparateNetworks(networks, **layout)
         self.group.parameters += self.trained_state
         self.reads_sparse_rows = isinstance(self.group, SparsePerceptrons)  # else networks are given dense batches
-        self.optimizer = build_optimizer(settings, self.group.parameters, few_rows=self.reads_sparse_rows)
+        self.optimizer = build_optimizer(settings, self.group)
         self.per_class = settings.selection_per_class and self.method.selects
         self.class_weights: Tensor | None = None  # [C], as float32
         self.loss_scale = LossScale(device) if settings.precision == "float16" else None
@@ -134,6 +132,13 @@ class TrainingStep:
         if self.settings.precision == "float32":
             return contextlib.nullcontext()
         return torch.autocast(self.device.type, dtype=getattr(torch, self.settings.precision))
+
+
+def is_plain(settings: TrainSettings, method: Method, processes: Processes) -> bool:
+    """Return whether a step may use the groups of perceptrons: their backward pass differentiates the logits alone."""
+    trained = any(tensor.requires_grad for tensor in method.state.values())
+    plain = settings.precision == "float32" and not settings.compile and not callable(settings.optimizer)
+    return plain and not trained and processes.count == 1
 
 
 def _gains_by_channels_last(networks: Sequence[nn.Module], source: InputSource, device: torch.device) -> bool:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from time import perf_counter
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +29,7 @@ from jocor_fast.methods import StepLoss
 
 BLOCK_SECONDS, BLOCK_STEPS = 0.05, 4  # of steps with either number of threads that are compared, at least
 PERIOD_SECONDS = 5.0  # of steps from one comparison to the next
+MOST_COPIED = 2**22  # parameters, for a trial: where there are more, as with wide sparse rows, all threads have work
 GAIN = 0.9  # of the time: the other number is taken where it needs less than this
 
 
@@ -54,7 +56,7 @@ class StepThreads:
             and step.loss_scale is None
             and not callable(step.settings.optimizer)  # which may keep more than can be compared
             and all(map(_shows_no_trial, networks))
-            and not step.reads_sparse_rows  # whose wide first weights would be copied for each trial
+            and sum(parameter.numel() for parameter in step.group.parameters) <= MOST_COPIED
         )
         self._tried: set[int] = set()  # numbers of rows that are kept
         self._times: dict[int, float] = {}  # seconds of a step by the number of threads, in a comparison
@@ -123,32 +125,43 @@ class StepThreads:
         self._restore(before)
         _use(1)
         again = step()
-        if not all(map(torch.equal, after, self._copied())) or not torch.equal(outcome.per_sample, again.per_sample):
+        same = all(map(torch.equal, after.all_tensors(), self._copied().all_tensors()))
+        if not same or not torch.equal(outcome.per_sample, again.per_sample):
             self._restore(after)
             self.rest()
             self._may_choose, self.chosen = False, self.most
         return outcome
 
     def _changed(self) -> list[Tensor]:
-        """Return the tensors that a step changes."""
-        step = self._step
+        """Return the tensors that a step changes in place, the optimiser's apart."""
         buffers = [buffer for network in self._networks for buffer in network.buffers()]
-        kept = [tensor for tensors in step.optimizer.state_dict().values() for tensor in tensors]
-        return [*step.group.parameters, *buffers, *kept, *step.method.state.values()]
+        return [*self._step.group.parameters, *buffers, *self._step.method.state.values()]
 
     @torch.no_grad()
-    def _copied(self) -> list[Tensor]:
-        """Return copies of them and the states of the generators."""
+    def _copied(self) -> _Copies:
+        optimizer = {name: [t.clone() for t in kept] for name, kept in self._step.optimizer.state_dict().items()}
         generators = [torch.get_rng_state(), self._step.generator.get_state()]
-        return [*(tensor.clone() for tensor in self._changed()), *generators]
+        return _Copies([tensor.clone() for tensor in self._changed()], optimizer, generators)
 
     @torch.no_grad()
-    def _restore(self, copies: list[Tensor]) -> None:
-        *values, default, own = copies
-        for tensor, value in zip(self._changed(), values, strict=True):
+    def _restore(self, copies: _Copies) -> None:
+        for tensor, value in zip(self._changed(), copies.tensors, strict=True):
             tensor.copy_(value)
+        self._step.optimizer.load_state_dict(copies.optimizer)
+        default, own = copies.generators
         torch.set_rng_state(default)
         self._step.generator.set_state(own)
+
+
+class _Copies(NamedTuple):
+    """What a step changes."""
+
+    tensors: list[Tensor]
+    optimizer: dict[str, list[Tensor]]
+    generators: list[Tensor]
+
+    def all_tensors(self) -> list[Tensor]:
+        return [*self.tensors, *(tensor for kept in self.optimizer.values() for tensor in kept), *self.generators]
 
 
 def _shows_no_trial(network: nn.Module) -> bool:
