@@ -18,6 +18,7 @@ from jocor_fast._extension import compiled
 
 _LARGEST = np.iinfo(np.int32).max
 _DENSE_AT_ONCE = 64  # rows
+_has_warned = False  # torch, see `csr_tensor`
 
 
 def is_sparse(values: Any) -> bool:
@@ -82,10 +83,15 @@ def first_not_finite(inputs: Tensor) -> int | None:
 
 def csr_tensor(starts: Tensor, columns: Tensor, values: Tensor, width: int) -> Tensor:
     """Return sparse rows [len(starts) − 1, width] of what is known to be right."""
+    global _has_warned
+    shape = len(starts) - 1, width
+    if _has_warned:
+        return torch.sparse_csr_tensor(starts, columns, values, shape, check_invariants=False)
     with warnings.catch_warnings():
         # torch says once a process that its CSR tensors are in beta state; of them, this package uses to_dense().
         warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
-        return torch.sparse_csr_tensor(starts, columns, values, (len(starts) - 1, width), check_invariants=False)
+        _has_warned = True
+        return torch.sparse_csr_tensor(starts, columns, values, shape, check_invariants=False)
 
 
 def take_rows(inputs: Tensor, rows: Tensor) -> Tensor:
