@@ -14,7 +14,7 @@ import torch
 import jocor_fast as jf
 from jocor_fast.diagnosis import feature_audit
 from jocor_fast.diagnosis.feature_audit import calibrated
-from jocor_fast.diagnosis.feature_heads import FOLDS, MOST_COLUMNS, Rows
+from jocor_fast.diagnosis.feature_heads import FOLDS, MOST_COLUMNS, Rows, seconds_needed
 
 CLASSES = 4
 
@@ -186,6 +186,11 @@ def test_an_epoch_takes_each_row_once_but_for_the_last_few():
     assert len(np.unique(taken)) == len(taken) == 12 * FOLDS * len(batches)
     for batch in batches:
         np.testing.assert_array_equal(fold[batch], np.repeat(np.arange(FOLDS), 12))
+
+
+def test_the_time_that_is_announced_grows_with_the_rows():
+    short, long = (seconds_needed(count, 64, CLASSES, torch.device("cpu")) for count in (5_000, 1_000_000))
+    assert long > 20 * short > 0
 
 
 def test_wide_features_are_judged_by_their_principal_components():

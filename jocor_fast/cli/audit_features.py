@@ -23,7 +23,7 @@ from jocor_fast.diagnosis.corrected_folder import other_images
 from jocor_fast.errors import ConfigError, DataError, called
 from jocor_fast.files.whole_file import check_writable
 from jocor_fast.report.screen import phase, say, say_subjects
-from jocor_fast.report.tables import percent
+from jocor_fast.report.tables import duration, percent
 
 if TYPE_CHECKING:
     import numpy as np
@@ -90,6 +90,7 @@ def run(arguments: argparse.Namespace, outputs: Outputs, console: Console, datas
 
     from jocor_fast.diagnosis.audit_files import AuditFiles, pictures_of
     from jocor_fast.diagnosis.feature_audit import audit_rows, check_features, memory_needed
+    from jocor_fast.diagnosis.feature_heads import seconds_needed
 
     flags = _FLAGS_OF_DATASET if "dataset" in arguments else _FLAGS
     with phase(console, "reading the features"), called(flags):
@@ -104,10 +105,12 @@ def run(arguments: argparse.Namespace, outputs: Outputs, console: Console, datas
     if not rows.readable.all():
         ids = np.flatnonzero(rows.readable)
         table = check_features(table[ids])
+    seconds = seconds_needed(len(table), table.shape[1], len(np.unique(given[ids])), device)
     say(
         console,
         f"{len(table):,} rows of {table.shape[1]:,} features, {num_classes:,} classes: "
-        f"about {memory_needed(table, num_classes) / 1e6:,.0f} MB of memory on top of the features",
+        f"about {memory_needed(table, num_classes) / 1e6:,.0f} MB of memory on top of the features, "
+        f"and {duration(seconds)}",
     )
     with phase(console, "training on the features", "epochs") as update, called(flags):
         found = audit_rows(

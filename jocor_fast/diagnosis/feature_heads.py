@@ -8,6 +8,7 @@ are trained by one batched product a layer, without a copy.
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -33,6 +34,7 @@ SAMPLE = 20_000  # rows that the directions are computed from
 CHUNK_ROWS = 2048  # that are standardised at once
 RUN_ROWS, BLOCK_ROWS = 64, 65536  # rows are read in runs, which lie together in a file, and shuffled in blocks of runs
 MOST_SPREADS = 100.0  # between the columns, up to which they share a scale
+TIMED_STEPS = 5
 MOST_LOGITS = 2**24  # of a batch, all networks together: with many classes, batches are smaller
 
 
@@ -160,11 +162,8 @@ def predict_held_out(
     """
     generator = np.random.default_rng(derived_seed(seed, 1))
     fold = generator.permutation(np.arange(len(rows)) % FOLDS)
-    most = min(FOLD_ROWS, max(1, MOST_LOGITS // (2 * FOLDS * (FOLDS - 1) * num_classes)))
-    size = min(most, max(LEAST_FOLD_ROWS, len(rows) // (20 * FOLDS)), len(rows) // FOLDS)
-    steps = len(rows) // FOLDS // size
-    if epochs is None:
-        epochs = max(LEAST_EPOCHS, math.ceil(LEAST_STEPS / steps))
+    size, steps, usual = _plan(len(rows), num_classes)
+    epochs = usual if epochs is None else epochs
     frequency = np.maximum(np.bincount(labels, minlength=num_classes), 1) / len(rows)
     heads = _Heads(rows.width, frequency, derived_seed(seed, 2), rows.device)
     optimizer = FusedAdam(heads.parameters)
@@ -206,6 +205,35 @@ def predict_held_out(
                 log_probability[piece.start + own] = pair.log_softmax(2).mean(0).cpu().numpy()
     seen, selected = counts.cpu().numpy()
     return HeldOut(log_probability, prediction, seen, selected)
+
+
+def seconds_needed(count: int, width: int, num_classes: int, device: torch.device) -> float:
+    """Return about how long `Rows` and `predict_held_out` take here, if reading [count, width] features takes no time.
+
+    A few steps on zeros are timed; the rest is a part of an epoch, as measured, and the principal components' products.
+    """
+    size, steps, epochs = _plan(count, num_classes)
+    columns = min(width, MOST_COLUMNS)
+    heads = _Heads(columns, np.full(num_classes, 1 / num_classes), 0, device)
+    inputs = torch.zeros(FOLDS, columns, (FOLDS - 1) * size, device=device)
+    target = torch.zeros(FOLDS * (FOLDS - 1) * size, dtype=torch.int64, device=device)
+    for number in range(1 + TIMED_STEPS):
+        if number == 1:  # the first is slow
+            start = time.perf_counter()
+        first, second = (logits.flatten(0, 1) for logits in heads(inputs))
+        jocor_loss(first, second, target, co_lambda=CO_LAMBDA, forget_rate=0.0).loss.backward()
+        heads.parameters[0].grad[0, 0, 0].item()  # type: ignore[index]  # waits for the device
+    step = (time.perf_counter() - start) / TIMED_STEPS
+    reduction = width / 1000 if width > MOST_COLUMNS else 0.0
+    return step * steps * (1.3 * epochs + 0.5 + reduction)
+
+
+def _plan(count: int, num_classes: int) -> tuple[int, int, int]:
+    """Return how many rows of each fold are in a batch, the steps of an epoch, and the usual number of epochs."""
+    most = min(FOLD_ROWS, max(1, MOST_LOGITS // (2 * FOLDS * (FOLDS - 1) * num_classes)))
+    size = min(most, max(LEAST_FOLD_ROWS, count // (20 * FOLDS)), count // FOLDS)
+    steps = count // FOLDS // size
+    return size, steps, max(LEAST_EPOCHS, math.ceil(LEAST_STEPS / steps))
 
 
 def _windows(batch: Tensor, size: int) -> Tensor:
