@@ -1,0 +1,214 @@
+"""Time an MNIST epoch of JoCoR with its evaluation against plain PyTorch loops of the same recipe, on the CPU.
+
+    JOCOR_FAST_DATA=DIR python benchmarks/mnist_epoch.py [--rounds N] [--inputs mnist|random] [--output DIR]
+
+Symmetric noise at 50 %, two perceptrons 784-256-10, batch 128, Adam at 0.001, half of the rows kept, and after each
+epoch both networks on the 10,000 test images. The loops hold all data in memory as float32 and compute the loss as a
+careful user writes it (contenders.py); one is compiled by torch.compile, forward pass and loss. Every contender runs in
+processes of its own: on one thread, and on two whose idle thread spins or sleeps. They take turns, an epoch each, in
+random order, stopped in between; a contender's figure is the median of its fastest setting. "dense products" is ours
+without the road for inputs with many zeros. --inputs random has inputs without zeros in place of the images.
+
+Writes mnist_epoch.json and mnist_epoch.md.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from itertools import count
+from pathlib import Path
+from time import perf_counter
+
+import torch
+from torch import Tensor
+
+import jocor_fast as jf
+from compare import SETTINGS, Setting
+from contenders import eager
+from interleave import Quartiles
+from jocor_fast.data.catalogue import load_dataset
+from jocor_fast.data.samples import Samples
+from jocor_fast.engine import loop, sparse_perceptrons
+from jocor_fast.engine.loop import Observer
+from jocor_fast.engine.settings import TrainSettings
+from jocor_fast.engine.state import TrainingState
+from jocor_fast.models.networks import build_model
+from record import described, parser, write
+from tables import markdown_table
+
+BATCH, KEPT, ROUNDS, WARM_UP = 128, 64, 15, 2
+EAGER, COMPILED = "plain loop, eager", "plain loop, torch.compile"
+OURS, DENSE = "jocor_fast", "jocor_fast, dense products"
+CONTENDERS = (EAGER, COMPILED, OURS, DENSE)
+
+
+def data_of(inputs: str) -> tuple[Samples, Samples]:
+    """Training and test part, the labels of the former half wrong."""
+    data = load_dataset("mnist")
+    assert data.test is not None
+    parts = []
+    for part in (data.train, data.test):
+        assert isinstance(part.inputs, Tensor)
+        images = part.inputs
+        if inputs == "random":
+            images = torch.randint(1, 256, images.shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+        parts.append(Samples(images, part.labels))
+    train, test = parts
+    noisy = jf.noise.corrupt(train.labels.numpy(), jf.noise.symmetric(10, 0.5), seed=1)
+    return Samples(train.inputs, torch.from_numpy(noisy)), test
+
+
+class PlainLoop:
+    """In plain PyTorch, data in memory; returns when an epoch and its evaluation are done."""
+
+    def __init__(self, train: Samples, test: Samples, *, compiled: bool) -> None:
+        assert isinstance(train.inputs, Tensor)
+        assert isinstance(test.inputs, Tensor)
+        self.inputs, self.labels = train.inputs.flatten(1).float() / 255, train.labels
+        self.test_inputs, self.test_labels = test.inputs.flatten(1).float() / 255, test.labels
+        self.networks = [build_model("mlp", (784,), 10) for _ in range(2)]
+        parameters = [parameter for network in self.networks for parameter in network.parameters()]
+        self.optimizer = torch.optim.Adam(parameters, lr=1e-3, fused=True)
+        self.loss: Callable[[Tensor, Tensor], Tensor] = torch.compile(self._loss) if compiled else self._loss
+
+    def _loss(self, inputs: Tensor, labels: Tensor) -> Tensor:
+        first, second = (network(inputs) for network in self.networks)
+        return eager(first, second, labels, KEPT)
+
+    def epoch(self) -> None:
+        order = torch.randperm(len(self.labels))
+        for rows in order[: len(order) // BATCH * BATCH].split(BATCH):
+            loss = self.loss(self.inputs[rows], self.labels[rows])
+            self.optimizer.zero_grad()
+            loss.backward()
+            self.optimizer.step()
+        with torch.no_grad():
+            for network in self.networks:
+                right = 0
+                for inputs, labels in zip(self.test_inputs.split(1000), self.test_labels.split(1000), strict=True):
+                    right += int((network(inputs).argmax(1) == labels).sum())
+                assert right > 0
+
+
+class OurLoop:
+    """The trainer, without an output folder, as the plain loops have none."""
+
+    def __init__(self, train: Samples, test: Samples) -> None:
+        settings = TrainSettings(forget_rate=0.5, ramp_epochs=0, co_lambda=0.9, batch_size=BATCH, epochs=200)
+        assert isinstance(train.inputs, Tensor)
+        shape = tuple(train.inputs.shape[1:])
+        networks = [build_model("mlp", shape, 10) for _ in range(2)]
+        self.state = TrainingState(settings, networks, train, test, None, torch.device("cpu"))
+        self.epochs = count(1)
+
+    def epoch(self) -> None:
+        loop.train(self.state, [next(self.epochs)], Observer())
+
+
+def serve(contender: str, inputs: str) -> None:
+    """Answer every line with the seconds of an epoch, until the input ends."""
+    torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+    torch.manual_seed(0)
+    train, test = data_of(inputs)
+    if contender == DENSE:
+        sparse_perceptrons.MOST_FILLED = 0.0
+    made = (
+        OurLoop(train, test) if contender in (OURS, DENSE) else PlainLoop(train, test, compiled=contender == COMPILED)
+    )
+    for _ in sys.stdin:
+        started = perf_counter()
+        made.epoch()
+        print(json.dumps(perf_counter() - started), flush=True)
+
+
+class Process:
+    """A contender in one setting, which runs only while it measures."""
+
+    def __init__(self, contender: str, setting: Setting, inputs: str) -> None:
+        environ = {name: value for name, value in os.environ.items() if not name.startswith(("OMP_", "GOMP_"))}
+        environ |= {"OMP_NUM_THREADS": str(setting.threads), "OMP_WAIT_POLICY": setting.wait_policy.upper()}
+        command = [sys.executable, __file__, "--serve", contender, "--inputs", inputs]
+        pipe = subprocess.PIPE
+        self.contender, self.setting, self.taken = contender, setting, list[float]()
+        self.process = subprocess.Popen(
+            command, env=environ | {"TORCHINDUCTOR_COMPILE_THREADS": "1"}, stdin=pipe, stdout=pipe, text=True
+        )
+
+    def measure(self) -> float:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.send_signal(signal.SIGCONT)
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+        line = self.process.stdout.readline()
+        self.process.send_signal(signal.SIGSTOP)
+        if not line:
+            raise RuntimeError(f"{self.contender}, {self.setting}: its process has ended with {self.process.wait()}")
+        return float(line)
+
+
+def main() -> None:
+    parse = parser(__doc__)
+    parse.add_argument("--rounds", type=int, default=ROUNDS, help=f"epochs of each, default {ROUNDS}")
+    parse.add_argument("--inputs", choices=("mnist", "random"), default="mnist")
+    parse.add_argument("--serve", help="for the script itself")
+    given = parse.parse_args()
+    if given.serve:
+        serve(given.serve, given.inputs)
+        return
+    contenders = CONTENDERS if given.inputs == "mnist" else CONTENDERS[:-1]
+    processes: list[Process] = []
+    try:
+        for contender in contenders:
+            for setting in SETTINGS:
+                processes.append(Process(contender, setting, given.inputs))
+                for _ in range(WARM_UP):  # before the next starts: a thread that spins takes a core
+                    processes[-1].measure()
+        turns = random.Random(0)
+        for _ in range(given.rounds):
+            for process in turns.sample(processes, len(processes)):
+                process.taken.append(process.measure())
+    finally:
+        for process in processes:
+            process.process.kill()
+            process.process.wait()
+    report(processes, given.inputs, given.output)
+
+
+def report(processes: list[Process], inputs: str, output: Path) -> None:
+    fastest: dict[str, Process] = {}
+    for process in processes:
+        other = fastest.get(process.contender)
+        if other is None or _median(process) < _median(other):
+            fastest[process.contender] = process
+    ours = _median(fastest[OURS])
+    rows = [
+        [name, f"{_median(best):.3f} s", f"{_median(best) / ours:.2f}×", str(best.setting)]
+        for name, best in fastest.items()
+    ]
+    what = "MNIST" if inputs == "mnist" else "inputs of MNIST's shape without zeros"
+    text = (
+        f"An epoch of JoCoR with its evaluation, {what}, median of {len(processes[0].taken)} epochs in turns, each "
+        f"contender's fastest setting. By `python benchmarks/mnist_epoch.py --inputs {inputs}`.\n\n"
+        f"{markdown_table(['contender', 'seconds', 'over ours', 'setting'], rows)}\n{described('threads')}\n"
+    )
+    seconds: dict[str, dict[str, list[float]]] = {}
+    for process in processes:
+        seconds.setdefault(process.contender, {})[str(process.setting)] = process.taken
+    write("mnist_epoch" if inputs == "mnist" else "mnist_epoch_random", text, {"seconds": seconds}, output)
+
+
+def _median(process: Process) -> float:
+    quartiles = Quartiles.of(process.taken)
+    assert quartiles is not None
+    return quartiles.median
+
+
+if __name__ == "__main__":
+    main()
