@@ -14,24 +14,15 @@ Writes mnist_epoch.json and mnist_epoch.md.
 
 from __future__ import annotations
 
-import json
 import os
-import random
-import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from itertools import count
-from pathlib import Path
-from time import perf_counter
 
 import torch
 from torch import Tensor
 
 import jocor_fast as jf
-from compare import SETTINGS, Setting
 from contenders import eager
-from interleave import Quartiles
 from jocor_fast.data.catalogue import load_dataset
 from jocor_fast.data.samples import Samples
 from jocor_fast.engine import loop, sparse_perceptrons
@@ -40,9 +31,9 @@ from jocor_fast.engine.settings import TrainSettings
 from jocor_fast.engine.state import TrainingState
 from jocor_fast.models.networks import build_model
 from record import described, parser, write
-from tables import markdown_table
+from turns import seconds, serve, table, take_turns
 
-BATCH, KEPT, ROUNDS, WARM_UP = 128, 64, 15, 2
+BATCH, KEPT, ROUNDS = 128, 64, 15
 EAGER, COMPILED = "plain loop, eager", "plain loop, torch.compile"
 OURS, DENSE = "jocor_fast", "jocor_fast, dense products"
 CONTENDERS = (EAGER, COMPILED, OURS, DENSE)
@@ -111,46 +102,15 @@ class OurLoop:
         loop.train(self.state, [next(self.epochs)], Observer())
 
 
-def serve(contender: str, inputs: str) -> None:
-    """Answer every line with the seconds of an epoch, until the input ends."""
+def contender(name: str, inputs: str) -> PlainLoop | OurLoop:
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     torch.manual_seed(0)
     train, test = data_of(inputs)
-    if contender == DENSE:
+    if name == DENSE:
         sparse_perceptrons.MOST_FILLED = 0.0
-    made = (
-        OurLoop(train, test) if contender in (OURS, DENSE) else PlainLoop(train, test, compiled=contender == COMPILED)
-    )
-    for _ in sys.stdin:
-        started = perf_counter()
-        made.epoch()
-        print(json.dumps(perf_counter() - started), flush=True)
-
-
-class Process:
-    """A contender in one setting, which runs only while it measures."""
-
-    def __init__(self, contender: str, setting: Setting, inputs: str) -> None:
-        environ = {name: value for name, value in os.environ.items() if not name.startswith(("OMP_", "GOMP_"))}
-        environ |= {"OMP_NUM_THREADS": str(setting.threads), "OMP_WAIT_POLICY": setting.wait_policy.upper()}
-        command = [sys.executable, __file__, "--serve", contender, "--inputs", inputs]
-        pipe = subprocess.PIPE
-        self.contender, self.setting, self.taken = contender, setting, list[float]()
-        self.process = subprocess.Popen(
-            command, env=environ | {"TORCHINDUCTOR_COMPILE_THREADS": "1"}, stdin=pipe, stdout=pipe, text=True
-        )
-
-    def measure(self) -> float:
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        self.process.send_signal(signal.SIGCONT)
-        self.process.stdin.write("\n")
-        self.process.stdin.flush()
-        line = self.process.stdout.readline()
-        self.process.send_signal(signal.SIGSTOP)
-        if not line:
-            raise RuntimeError(f"{self.contender}, {self.setting}: its process has ended with {self.process.wait()}")
-        return float(line)
+    if name in (OURS, DENSE):
+        return OurLoop(train, test)
+    return PlainLoop(train, test, compiled=name == COMPILED)
 
 
 def main() -> None:
@@ -160,54 +120,19 @@ def main() -> None:
     parse.add_argument("--serve", help="for the script itself")
     given = parse.parse_args()
     if given.serve:
-        serve(given.serve, given.inputs)
+        serve(contender(given.serve, given.inputs).epoch)
         return
-    contenders = CONTENDERS if given.inputs == "mnist" else CONTENDERS[:-1]
-    processes: list[Process] = []
-    try:
-        for contender in contenders:
-            for setting in SETTINGS:
-                processes.append(Process(contender, setting, given.inputs))
-                for _ in range(WARM_UP):  # before the next starts: a thread that spins takes a core
-                    processes[-1].measure()
-        turns = random.Random(0)
-        for _ in range(given.rounds):
-            for process in turns.sample(processes, len(processes)):
-                process.taken.append(process.measure())
-    finally:
-        for process in processes:
-            process.process.kill()
-            process.process.wait()
-    report(processes, given.inputs, given.output)
-
-
-def report(processes: list[Process], inputs: str, output: Path) -> None:
-    fastest: dict[str, Process] = {}
-    for process in processes:
-        other = fastest.get(process.contender)
-        if other is None or _median(process) < _median(other):
-            fastest[process.contender] = process
-    ours = _median(fastest[OURS])
-    rows = [
-        [name, f"{_median(best):.3f} s", f"{_median(best) / ours:.2f}×", str(best.setting)]
-        for name, best in fastest.items()
-    ]
-    what = "MNIST" if inputs == "mnist" else "inputs of MNIST's shape without zeros"
+    names = CONTENDERS if given.inputs == "mnist" else CONTENDERS[:-1]
+    commands = {name: [__file__, "--serve", name, "--inputs", given.inputs] for name in names}
+    processes = take_turns(commands, given.rounds)
+    what = "MNIST" if given.inputs == "mnist" else "inputs of MNIST's shape without zeros"
     text = (
-        f"An epoch of JoCoR with its evaluation, {what}, median of {len(processes[0].taken)} epochs in turns, each "
-        f"contender's fastest setting. By `python benchmarks/mnist_epoch.py --inputs {inputs}`.\n\n"
-        f"{markdown_table(['contender', 'seconds', 'over ours', 'setting'], rows)}\n{described('threads')}\n"
+        f"An epoch of JoCoR with its evaluation, {what}, median of {given.rounds} epochs in turns, each contender's "
+        f"fastest setting. By `python benchmarks/mnist_epoch.py --inputs {given.inputs}`.\n\n"
+        f"{table(processes, OURS)}\n{described('threads')}\n"
     )
-    seconds: dict[str, dict[str, list[float]]] = {}
-    for process in processes:
-        seconds.setdefault(process.contender, {})[str(process.setting)] = process.taken
-    write("mnist_epoch" if inputs == "mnist" else "mnist_epoch_random", text, {"seconds": seconds}, output)
-
-
-def _median(process: Process) -> float:
-    quartiles = Quartiles.of(process.taken)
-    assert quartiles is not None
-    return quartiles.median
+    name = "mnist_epoch" if given.inputs == "mnist" else "mnist_epoch_random"
+    write(name, text, {"seconds": seconds(processes)}, given.output)
 
 
 if __name__ == "__main__":
