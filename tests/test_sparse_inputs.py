@@ -101,7 +101,7 @@ def test_dense_inputs_with_many_zeros_train_like_sparse_ones(dtype: str) -> None
     matrix, labels = counts()
     dense = train(matrix.toarray().astype(dtype), labels)
     share = matrix.nnz / (matrix.shape[0] * matrix.shape[1])
-    reads = f"launched by the host, the first layer reads the {share:.0%} of the inputs that are not 0"
+    reads = f"launched by the host, the first layer reads the {100 * share:.3g} % of the inputs that are not 0"
     assert dense.summary["environment"]["steps"] == reads
     sparse = train(matrix * (np.float32(1 / 255) if dtype == "uint8" else 1), labels)
     assert without_timings(dense.metrics) == without_timings(sparse.metrics)
@@ -119,10 +119,12 @@ def test_what_reads_no_row_by_itself_keeps_dense_inputs(changes: dict[str, Any],
 
 
 @needs_kernels
-def test_inputs_with_few_zeros_stay_dense() -> None:
+def test_inputs_with_few_zeros_or_many_numbers_stay_dense(monkeypatch: pytest.MonkeyPatch) -> None:
     matrix, labels = counts()
     full = matrix.toarray() + (np.arange(INPUTS) % 3 > 0)
     assert train(full, labels).summary["environment"]["steps"] == "launched by the host"
+    monkeypatch.setattr(sparse_perceptrons, "MOST_ENTRIES", matrix.nnz - 1)
+    assert train(matrix.toarray(), labels).summary["environment"]["steps"] == "launched by the host"
 
 
 @needs_kernels

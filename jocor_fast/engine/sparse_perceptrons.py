@@ -27,6 +27,7 @@ from jocor_fast.engine.paired_mlp import PairedMLP
 
 WIDTH_UNIT = 16  # of the kernels, see csrc/sparse_linear.h: a cache line of 64 bytes
 MOST_FILLED = 0.3  # of dense inputs: with more that is not 0, dense products are as fast
+MOST_ENTRIES = 2**27  # that are not 0, of eight bytes each next to the dense inputs
 
 
 class FirstGradient(NamedTuple):
@@ -109,7 +110,7 @@ def sparse_where_it_pays(source: InputSource, networks: Sequence[nn.Module]) -> 
         or compiled is None
         or compiled.cpu_instruction_set() == "portable"
         or not SparsePerceptrons.fits_sparse(networks, source.first())
-        or torch.count_nonzero(source.stored) > MOST_FILLED * source.stored.numel()
+        or torch.count_nonzero(source.stored) > min(MOST_FILLED * source.stored.numel(), MOST_ENTRIES)
     ):
         return source
     return SparseInputs.of(source)

@@ -145,7 +145,7 @@ class TrainingState:
         if self.captured is None:
             how = "launched by the host"
             if isinstance(self.source, SparseInputs) and self.source.made:
-                how += f", the first layer reads the {self.source.filled:.0%} of the inputs that are not 0"
+                how += f", the first layer reads the {100 * self.source.filled:.3g} % of the inputs that are not 0"
             elif isinstance(self.source, SparseInputs):
                 how += (
                     ", the first layer reads sparse rows" if self.step.reads_sparse_rows else ", sparse rows made dense"
