@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import jocor_fast as jf
-from jocor_fast.diagnosis import feature_audit
+from jocor_fast.diagnosis import feature_audit, feature_heads
 from jocor_fast.diagnosis.feature_audit import calibrated
 from jocor_fast.diagnosis.feature_heads import FOLDS, MOST_COLUMNS, Rows, seconds_needed
 
@@ -139,6 +139,12 @@ def test_pairs_of_classes_that_are_mixed_up_are_ranked_above_hard_samples():
         (lambda x, y: (x.astype(str), y), "features must be numbers"),
         (lambda x, y: (x, y[:-1]), "labels must be as many as the rows of features, 800, got 799"),
         (lambda x, y: (x, y * 0), "labels must be of two classes"),
+        (lambda x, y: (x, np.arange(800)), "labels must be of at most 266 classes, a third of the rows, got 800"),
+        (lambda x, y: (x * np.float32(1e-41), y), "features must have a column that is not constant"),
+        (
+            lambda x, y: (np.where(x == x[5, 0], -3e38, np.where(x == x[6, 0], 3e38, x * 1e36)), y),
+            "features must fit in float32, got",
+        ),
     ],
 )
 def test_unusable_input_is_refused(change, message, audited):
@@ -191,6 +197,56 @@ def test_an_epoch_takes_each_row_once_but_for_the_last_few():
 def test_the_time_that_is_announced_grows_with_the_rows():
     short, long = (seconds_needed(count, 64, CLASSES, torch.device("cpu")) for count in (5_000, 1_000_000))
     assert long > 20 * short > 0
+
+
+@pytest.mark.parametrize("rows", [[0], [7], [3, 5, 9, 11]])
+@pytest.mark.parametrize("scales", [1.0, 10.0 ** np.arange(10)])
+def test_rows_beside_which_all_others_are_alike_are_refused(rows: list[int], scales, audited):
+    features, _, given, _ = audited
+    broken = features.astype(np.float64) * scales
+    broken[rows] = 1e25 * scales
+    with pytest.raises(
+        ValueError, match=rf"beside which all others are alike, got numbers up to 1e\+(25|34) in row {rows[0]}"
+    ):
+        jf.audit_features(broken, given)
+
+
+def test_a_far_row_and_rows_that_are_mostly_the_same_are_taken(audited):
+    features, _, given, found = audited
+    far = features.copy()
+    far[7] = 100
+    assert (jf.audit_features(far, given).wrong == found.wrong).mean() > 0.97
+    few = np.where(np.arange(len(features))[:, None] % 4 == 0, features, 0)
+    with pytest.warns(UserWarning, match="the features hardly tell"):
+        jf.audit_features(few, given)
+
+
+def test_more_classes_than_a_matrix_of_them_can_hold_are_refused_first(audited):
+    features, _, given, _ = audited
+    with pytest.raises(ValueError, match="num_classes must be at most 50,000, got 1,000,000"):
+        jf.audit_features(features, given, num_classes=10**6)
+
+
+@pytest.mark.parametrize("most", [0, 2048])
+def test_the_first_components_keep_nearly_all_the_variance_that_they_can(most: int, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(feature_heads, "MOST_COVARIANCE", most)
+    generator = np.random.default_rng(0)
+    features = generator.normal(size=(900, 400)) * np.arange(1, 401) ** -0.6
+    features = features @ np.linalg.qr(generator.normal(size=(400, 400)))[0]
+    centred = features - features.mean(0)
+    reduced = Rows(features, torch.device("cpu")).take(slice(None)).numpy()
+    kept = np.linalg.qr(reduced)[0].T @ centred
+    values = np.linalg.svd(centred, compute_uv=False)
+    assert np.square(kept).sum() > 0.995 * np.square(values[:MOST_COLUMNS]).sum()
+
+
+def test_columns_that_are_many_more_than_the_rows_take_no_matrix_of_them(monkeypatch: pytest.MonkeyPatch):
+    features = np.random.default_rng(0).normal(size=(60, 3000)).astype(np.float32)
+    shapes = []
+    scatter = Rows._scatter
+    monkeypatch.setattr(Rows, "_scatter", lambda *call: shapes.append(scatter(*call).shape) or scatter(*call))
+    assert Rows(features, torch.device("cpu")).take(slice(None)).isfinite().all()
+    assert set(shapes) == {(3000, MOST_COLUMNS + feature_heads.SPARE_DIRECTIONS)}
 
 
 def test_wide_features_are_judged_by_their_principal_components():

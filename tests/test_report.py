@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import time
+import tracemalloc
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -303,6 +304,15 @@ def test_a_title_and_a_note_take_the_place_that_the_screen_has_and_not_that_of_t
     shown = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
     assert shown[0] == title
     assert [len(line.split()) for line in shown if "word" in line] == words_a_line
+
+
+def test_a_long_csv_takes_little_more_memory_than_its_text():
+    rows = ({"id": number, "label": str(number)} for number in range(50_000))
+    tracemalloc.start()
+    text = csv_text(("id", "label"), rows)
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert most < 4 * len(text)
 
 
 def test_csv_keeps_every_digit_and_leaves_out_what_does_not_apply() -> None:

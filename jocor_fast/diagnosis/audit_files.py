@@ -169,11 +169,11 @@ class AuditFiles:
 
     def _corrected_text(self) -> str:
         """Return the corrected labels of the whole data set, and the files of its samples."""
-        rows = [
+        rows = (
             {"id": number, "label": self.labels[label], "path": None if self.paths is None else self.paths[number]}
             for number, label in enumerate(self.corrected.tolist())
             if label != DROPPED
-        ]
+        )
         return csv_text(("id", "label", "path")[: 2 if self.paths is None else 3], rows)
 
     def _samples(self) -> Iterator[Sample]:

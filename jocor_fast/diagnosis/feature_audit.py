@@ -38,7 +38,16 @@ from jocor_fast.arguments import at_least, check_forget_rate
 from jocor_fast.data.arrays import user_path
 from jocor_fast.data.classes import as_array, class_numbers, number_classes
 from jocor_fast.diagnosis.audit_files import AuditFiles
-from jocor_fast.diagnosis.feature_heads import CHUNK_ROWS, MOST_COLUMNS, HeldOut, Rows, predict_held_out
+from jocor_fast.diagnosis.feature_heads import (
+    CHUNK_ROWS,
+    FOLDS,
+    MOST_COLUMNS,
+    MOST_COVARIANCE,
+    HeldOut,
+    Rows,
+    predict_held_out,
+    rows_of_chunk,
+)
 from jocor_fast.diagnosis.wrong_labels import WRONG, Audit
 from jocor_fast.engine.settings import device_name
 from jocor_fast.errors import ArgumentTypeError, ArgumentValueError
@@ -48,6 +57,7 @@ from jocor_fast.noise.estimate import pair_counts, rate_and_rows, rows_of_counts
 from jocor_fast.report.tables import percent
 
 LEAST_ROWS = 10
+MOST_CLASSES = 50_000  # the noise matrix has a number for each pair of them
 SUREST = 0.1  # the part of the rows taken for a class whose labels make its row of T,
 LEAST_SUREST = 30  # and how many there are at least
 LEAST_TRANSITION = 0.05  # added to T: without it, a pair of classes that was not seen would clear a label of all doubt
@@ -106,8 +116,8 @@ def audit_features(
     Raises:
         TypeError: features are no numbers, labels are neither whole numbers nor strings, or another argument is of a
             wrong type.
-        ValueError: features are not [N, D] with N ≥ 10, not finite, or all constant; labels are not N, or all the
-            same; or another argument is out of its range.
+        ValueError: features are not [N, D] with N ≥ 10, not finite, all constant, or but for a few rows all alike;
+            labels are not N, all the same, or of more than N / 3 classes; or another argument is out of its range.
         OSError: the output folder cannot be written.
     """
     folder = None if output is None else user_path(output)
@@ -149,6 +159,9 @@ def audit_rows(
     if (given == given[0]).all():
         raise ArgumentValueError("labels", "must be of two classes at least, got one")
     present, dense = np.unique(given, return_inverse=True)
+    if FOLDS * len(present) > len(given):
+        rule = f"must be of at most {len(given) // FOLDS} classes, a third of the rows"
+        raise ArgumentValueError("labels", f"{rule}, got {len(present)}: are they the samples' numbers?")
     with own_modes(device):
         heads = predict_held_out(
             Rows(features, device),
@@ -170,8 +183,9 @@ def audit_rows(
 def memory_needed(features: np.ndarray, num_classes: int) -> float:
     """Return about how many bytes `audit_rows` uses on top of the features."""
     count, width = features.shape
-    reduced = 4 * (count * MOST_COLUMNS + 4 * width**2) if width > MOST_COLUMNS else 0
-    return reduced + count * (3 * 4 * num_classes + 100) + 5 * 8 * CHUNK_ROWS * width + 1e7
+    matrices = 4 * width * (min(width, MOST_COVARIANCE) + 4 * MOST_COLUMNS)
+    reduced = 4 * count * MOST_COLUMNS + matrices if width > MOST_COLUMNS else 0
+    return reduced + count * (3 * 4 * num_classes + 100) + 5 * 8 * rows_of_chunk(width) * width + 1e7
 
 
 def _judged(
@@ -344,7 +358,9 @@ def check_features(features: Any) -> np.ndarray:
 
 def _given_labels(labels: Any, count: int, num_classes: int | None) -> tuple[np.ndarray, tuple[str, ...] | None]:
     if num_classes is not None:
-        given, classes = class_numbers(labels, at_least("num_classes", num_classes, 2)), None
+        if at_least("num_classes", num_classes, 2) > MOST_CLASSES:
+            raise ArgumentValueError("num_classes", f"must be at most {MOST_CLASSES:,}, got {num_classes:,}")
+        given, classes = class_numbers(labels, num_classes), None
     else:
         (given,), classes = number_classes(labels)
     if len(given) != count:

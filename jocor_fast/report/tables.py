@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from rich.console import Group
 
 NOT_AVAILABLE = "n/a"
+CSV_LINES = 10_000  # that are joined at once
 NOTE_WIDTH = 100  # of a note below a table on the screen, at most: no wider than is good to read
 
 
@@ -91,7 +93,8 @@ class TextTable:
 def csv_text(columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> str:
     """Return CSV with a heading line; None becomes an empty field, floats keep every digit."""
     cells = (["" if row.get(name) is None else row[name] for name in columns] for row in rows)
-    return "".join(map(_csv_line, (columns, *cells)))
+    lines = map(_csv_line, itertools.chain((columns,), cells))
+    return "".join(iter(lambda: "".join(itertools.islice(lines, CSV_LINES)), ""))  # a million strings take memory
 
 
 def _csv_line(cells: Iterable[Any]) -> str:
