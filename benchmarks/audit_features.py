@@ -277,8 +277,7 @@ def write_tables() -> None:
     (FOLDER / "audit-features.md").write_text(
         "Wrong labels of CIFAR-10N found from frozen features [50000, 256], and of drawn noise, on which the method "
         "was chosen. F1 is that of the default decision; of cleanlab's filters the best by the true labels is second. "
-        "One thread; the machine had several times its cores of other work to do, so look at the processor's "
-        "seconds; those of the contenders are of an earlier run, under more load. "
+        "One thread; the human sets on a quiet machine, the drawn ones, where there are any, under load. "
         "Made by `python benchmarks/audit_features.py`.\n\n"
         f"{table.markdown()}\nMissed: {'; '.join(missed) or 'nothing'}.\n\n{described()}\n"
     )

@@ -33,7 +33,8 @@ MOST_COLUMNS = 256  # more are reduced to as many principal components
 SAMPLE = 20_000  # rows that the directions are computed from
 SPARE_DIRECTIONS, ITERATIONS = 32, 4  # of the subspace iteration
 MOST_COVARIANCE = 2048  # columns; of more, the rows are read once an iteration instead
-LEAST_VARIANCE = 1e-4  # of usual rows, as a part of the variance
+SAMPLED_NUMBERS = 2**19  # that tell what usual rows are,
+LEAST_VARIANCE = 1e-4  # and of how much variance at least, as a part of that of all
 CHUNK_ROWS, CHUNK_NUMBERS = 2048, 2**22  # at most that are standardised at once
 RUN_ROWS, BLOCK_ROWS = 64, 65536  # rows are read in runs, which lie together in a file, and shuffled in blocks of runs
 LARGEST = float(np.finfo(np.float32).max) / 4  # differences from the mean have to be numbers, too
@@ -89,7 +90,7 @@ class Rows:
 
         The scale would be theirs, and all other rows alike.
         """
-        step = max(1, len(self) * self.width // CHUNK_NUMBERS)
+        step = max(1, len(self) * self.width // SAMPLED_NUMBERS)
         sample = np.asarray(self.features[::step], np.float64)
         usual = np.median(sample, axis=0)
         variance = float(np.median(np.square((sample - usual) * factor).sum(1)))
