@@ -2,7 +2,9 @@
 // wrong type is a TypeError, a wrong shape, device or value a ValueError; the messages are those of reference.py.
 #pragma once
 
+#include <ATen/EmptyTensor.h>
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
 #include <c10/util/Exception.h>
 #include <c10/util/Optional.h>
 
@@ -70,6 +72,13 @@ inline void check_same_device(const Tensor& tensor, const char* name, const Tens
 // Losses and statistics: float32, float64 for float64 logits.
 inline at::ScalarType real_type(const Tensor& logits) {
   return logits.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+}
+
+// A tensor on the device of another, contiguous, of no value yet. On the CPU without the dispatcher, of whose price a
+// small batch would pay a tenth of its time.
+inline Tensor new_tensor(at::IntArrayRef sizes, at::ScalarType type, const Tensor& other) {
+  if (other.is_cpu()) return at::detail::empty_cpu(sizes, type);
+  return at::empty(sizes, other.options().dtype(type).memory_format(std::nullopt));
 }
 
 inline void check_logits(const Tensor& logits, const char* name) {

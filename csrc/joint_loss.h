@@ -45,6 +45,13 @@ enum RowState : uint8_t {
   kEligibleAndInSieve = 2,            // of a robust loss: and, where asked, in its sieve, or its loss is not finite
 };
 
+// What a row's exponentials, exp(z - max), are made probabilities by. For a gradient on the CPU that follows its loss.
+template <class Real>
+struct alignas(4 * sizeof(Real)) KeptRow {
+  Real max1, max2;
+  Real scale1, scale2;  // exp(-log_sum)
+};
+
 // Step 1, every row: the loss and what the gradient needs again. A label outside [0, classes) that is not ignored
 // makes the row's loss NaN.
 struct RowParams {
@@ -55,6 +62,10 @@ struct RowParams {
   void* cross_entropy2;      // real [rows], or null
   uint8_t* row_state;        // RowState [rows], or null
   bool compare_predictions;  // row_state tells whether the arg-maxes differ
+  // On the CPU, for real logits; all three or null. A gradient computed next need not compute exponentials again.
+  void* exponentials1;  // real [rows, classes], contiguous
+  void* exponentials2;
+  void* kept_rows;  // KeptRow<real> [rows]
 };
 
 // Which eligible rows are candidates, by whether the two predictions differ.
@@ -99,6 +110,7 @@ struct GradientParams {
   const int64_t* num_selected2;
   void* grad1;  // logit type, contiguous [rows, classes], or null: not wanted
   void* grad2;
+  const void* kept_rows;  // of step 1, or null. Then both gradients are wanted, and hold the exponentials until now
 };
 
 // One logit matrix, as those of a pair.

@@ -27,8 +27,8 @@ auto for_callers(const std::tuple<Results...>& results) {
 
 Tensor for_callers(const Tensor& result) { return result; }
 
-// torch.ops.jocor_fast.<name> without its Python front: 3 of 53 us at 128 x 10, forward and backward. It goes through
-// the dispatcher: autograd and every mode see it. torch.compile cannot look into it and takes the other.
+// torch.ops.jocor_fast.<name> without its Python front: 3 of 53 us at 128 x 10, forward and backward. Autograd and
+// every mode see it. torch.compile cannot look into it and takes the other.
 template <class Result, class... Arguments>
 void def_operator(py::module_& m, const char* name, Result (*kernel)(Arguments...)) {
   m.def(
@@ -39,13 +39,20 @@ void def_operator(py::module_& m, const char* name, Result (*kernel)(Arguments..
       py::call_guard<py::gil_scoped_release>());
 }
 
+template <class Result, class... Arguments>
+void def_eager(py::module_& m, const char* name, Result (*function)(Arguments...)) {
+  m.def(
+      name, [function](Arguments... arguments) { return for_callers(function(arguments...)); },
+      py::call_guard<py::gil_scoped_release>());
+}
+
 }  // namespace
 
 PYBIND11_MODULE(_C, m) {
   m.doc() = "Compiled kernels of jocor_fast; the public interface is the Python package.";
   py::module_ operators = m.def_submodule("operators", "Operators called straight, without their statistics.");
-  def_operator(operators, "jocor_loss", &jocor_fast::jocor_loss);
-  def_operator(operators, "coteaching_loss", &jocor_fast::coteaching_loss);
+  def_eager(operators, "jocor_loss", &jocor_fast::jocor_loss_eagerly);
+  def_eager(operators, "coteaching_loss", &jocor_fast::coteaching_loss_eagerly);
   def_operator(operators, "joint_loss", &jocor_fast::joint_loss);
   def_operator(operators, "select_small_loss", &jocor_fast::select_small_loss);
   def_operator(operators, "forward_corrected_loss", &jocor_fast::forward_corrected_loss);

@@ -2,7 +2,6 @@
 // schemas and registration stand at the end.
 #include "ops.h"
 
-#include <ATen/ops/empty.h>
 #include <torch/library.h>
 
 #include <limits>
@@ -10,6 +9,7 @@
 #include "arguments.h"
 #include "autograd.h"
 #include "joint_loss.h"
+#include "ready_gradients.h"
 #include "steps.h"
 
 namespace jocor_fast {
@@ -25,23 +25,36 @@ const T* data_or_null(const Tensor& tensor) {
   return tensor.defined() ? static_cast<const T*>(tensor.const_data_ptr()) : nullptr;
 }
 
-}  // namespace
+// Gradients that are computed with the loss, in one go: see ready_gradients.h.
+struct Ready {
+  Tensor gradient1, gradient2, kept_rows;
 
-// --- the operators --------------------------------------------------------------------------------------------------
+  // The row kernel leaves its exponentials where the gradients come to.
+  void keep(const Tensor& logits, RowParams& params) {
+    gradient1 = new_tensor(logits.sizes(), logits.scalar_type(), logits);
+    gradient2 = new_tensor(logits.sizes(), logits.scalar_type(), logits);
+    kept_rows = new_tensor({logits.size(0), 4}, logits.scalar_type(), logits);
+    params.exponentials1 = gradient1.mutable_data_ptr();
+    params.exponentials2 = gradient2.mutable_data_ptr();
+    params.kept_rows = kept_rows.mutable_data_ptr();
+  }
+};
 
-JocorLossResult jocor_loss(const Tensor& logits1, const Tensor& logits2, const Tensor& target,
-                           std::optional<int64_t> ignore_index, double co_lambda, std::optional<double> forget_rate,
-                           std::optional<c10::SymInt> num_keep, const std::optional<Tensor>& num_keep_tensor,
-                           bool only_differing) {
+// --- the losses, with or without their gradients; without autograd and the dispatcher -------------------------------
+
+JocorLossResult compute(Ready* ready, const Tensor& logits1, const Tensor& logits2, const Tensor& target,
+                        std::optional<int64_t> ignore_index, double co_lambda, std::optional<double> forget_rate,
+                        std::optional<c10::SymInt> num_keep, const std::optional<Tensor>& num_keep_tensor,
+                        bool only_differing) {
   const CheckedPair checked = check_pair(logits1, logits2, target, ignore_index, {co_lambda});
   SelectionParams selection{};
   check_keep({forget_rate, std::nullopt, as_int(num_keep), num_keep_tensor}, target, selection);
 
   const int64_t rows = checked.pair.rows;
-  const auto real = logits1.options().dtype(real_type(logits1)), count = target.options().dtype(at::kLong);
-  Tensor loss = at::empty({}, real), per_sample = at::empty({rows}, real), statistics = at::empty({rows, 4}, real);
-  Tensor selected = at::empty({rows}, target.options().dtype(at::kBool));
-  Tensor num_selected = at::empty({}, count), num_nonfinite = at::empty({}, count);
+  const auto real = real_type(logits1);
+  Tensor loss = new_tensor({}, real, target), per_sample = new_tensor({rows}, real, target);
+  Tensor statistics = new_tensor({rows, 4}, real, target), selected = new_tensor({rows}, at::kBool, target);
+  Tensor num_selected = new_tensor({}, at::kLong, target), num_nonfinite = new_tensor({}, at::kLong, target);
 
   RowParams row_params{};
   row_params.pair = checked.pair;
@@ -49,6 +62,7 @@ JocorLossResult jocor_loss(const Tensor& logits1, const Tensor& logits2, const T
   row_params.statistics = statistics.mutable_data_ptr();
   row_params.row_state = static_cast<uint8_t*>(selected.mutable_data_ptr());  // the selection reads, then replaces it
   row_params.compare_predictions = only_differing;
+  if (ready != nullptr) ready->keep(logits1, row_params);
 
   selection.is_double = per_sample.scalar_type() == at::kDouble;
   selection.rows = rows;
@@ -70,23 +84,21 @@ JocorLossResult jocor_loss(const Tensor& logits1, const Tensor& logits2, const T
 
 // Two selections on one row kernel: each network ranks by its own cross-entropy, and the loss of each is averaged over
 // the rows that the other chose. Rows whose joint loss at lambda = 0, CE1 + CE2, is not finite are chosen by neither.
-CoteachingLossResult coteaching_loss(const Tensor& logits1, const Tensor& logits2, const Tensor& target,
-                                     std::optional<int64_t> ignore_index, std::optional<double> forget_rate,
-                                     const std::optional<Tensor>& forget_rate_tensor,
-                                     std::optional<c10::SymInt> num_keep, const std::optional<Tensor>& num_keep_tensor,
-                                     bool round_down, bool disagreement) {
+CoteachingLossResult compute(Ready* ready, const Tensor& logits1, const Tensor& logits2, const Tensor& target,
+                             std::optional<int64_t> ignore_index, std::optional<double> forget_rate,
+                             const std::optional<Tensor>& forget_rate_tensor, std::optional<c10::SymInt> num_keep,
+                             const std::optional<Tensor>& num_keep_tensor, bool round_down, bool disagreement) {
   const CheckedPair checked = check_pair(logits1, logits2, target, ignore_index, {/*co_lambda=*/0.0});
   SelectionParams first{};
   check_keep({forget_rate, forget_rate_tensor, as_int(num_keep), num_keep_tensor}, target, first);
 
   const int64_t rows = checked.pair.rows;
-  const auto real = logits1.options().dtype(real_type(logits1));
-  const auto mask = target.options().dtype(at::kBool), count = target.options().dtype(at::kLong);
-  Tensor loss = at::empty({}, real), joint = at::empty({rows}, real), statistics = at::empty({rows, 4}, real);
-  Tensor per_sample1 = at::empty({rows}, real), per_sample2 = at::empty({rows}, real);
-  Tensor selected1 = at::empty({rows}, mask), selected2 = at::empty({rows}, mask);
-  Tensor num_selected1 = at::empty({}, count), num_selected2 = at::empty({}, count);
-  Tensor num_nonfinite = at::empty({}, count);
+  const auto real = real_type(logits1);
+  Tensor loss = new_tensor({}, real, target), joint = new_tensor({rows}, real, target);
+  Tensor per_sample1 = new_tensor({rows}, real, target), per_sample2 = new_tensor({rows}, real, target);
+  Tensor selected1 = new_tensor({rows}, at::kBool, target), selected2 = new_tensor({rows}, at::kBool, target);
+  Tensor num_selected1 = new_tensor({}, at::kLong, target), num_selected2 = new_tensor({}, at::kLong, target);
+  Tensor num_nonfinite = new_tensor({}, at::kLong, target), statistics = new_tensor({rows, 4}, real, target);
 
   RowParams row_params{};
   row_params.pair = checked.pair;
@@ -96,6 +108,7 @@ CoteachingLossResult coteaching_loss(const Tensor& logits1, const Tensor& logits
   row_params.cross_entropy2 = per_sample2.mutable_data_ptr();
   row_params.row_state = static_cast<uint8_t*>(selected2.mutable_data_ptr());  // until the second selection replaces it
   row_params.compare_predictions = disagreement;
+  if (ready != nullptr) ready->keep(logits1, row_params);
 
   first.is_double = loss.scalar_type() == at::kDouble;
   first.rows = rows;
@@ -129,11 +142,62 @@ CoteachingLossResult coteaching_loss(const Tensor& logits1, const Tensor& logits
           num_selected1, num_selected2, num_nonfinite, statistics};
 }
 
+void compute_gradients(Tensor& grad1, Tensor& grad2, const Tensor& kept_rows, const Tensor& grad, const Tensor& logits1,
+                       const Tensor& logits2, const Tensor& target, std::optional<int64_t> ignore_index,
+                       double co_lambda, const Tensor& statistics, const Tensor& selected1, const Tensor& num_selected1,
+                       const Tensor& selected2, const Tensor& num_selected2, bool needs_grad1, bool needs_grad2) {
+  const CheckedPair checked = check_pair(logits1, logits2, target, ignore_index, {co_lambda});
+  check_backward(grad, statistics, logits1);
+  const auto allocate = [&](Tensor& gradient, bool needed) {
+    if (gradient.defined()) return;
+    gradient = new_tensor(needed ? logits1.sizes() : at::IntArrayRef{0}, logits1.scalar_type(), logits1);
+  };
+  allocate(grad1, needs_grad1);
+  allocate(grad2, needs_grad2);
+  GradientParams params{};
+  params.pair = checked.pair;
+  params.statistics = statistics.const_data_ptr();
+  params.grad_output = grad.const_data_ptr();
+  params.grad_stride = grad.dim() == 0 ? 0 : grad.stride(0);
+  params.selected1 = data_or_null<uint8_t>(selected1);
+  params.selected2 = data_or_null<uint8_t>(selected2);
+  params.num_selected1 = data_or_null<int64_t>(num_selected1);
+  params.num_selected2 = data_or_null<int64_t>(num_selected2);
+  params.grad1 = needs_grad1 ? grad1.mutable_data_ptr() : nullptr;
+  params.grad2 = needs_grad2 ? grad2.mutable_data_ptr() : nullptr;
+  params.kept_rows = data_or_null<void>(kept_rows);
+  if (checked.pair.rows > 0 && (needs_grad1 || needs_grad2)) {
+    on_device_of(target, [&](const auto& steps) { steps.row_gradients(params); });
+  }
+}
+
+}  // namespace
+
+// --- the operators --------------------------------------------------------------------------------------------------
+
+JocorLossResult jocor_loss(const Tensor& logits1, const Tensor& logits2, const Tensor& target,
+                           std::optional<int64_t> ignore_index, double co_lambda, std::optional<double> forget_rate,
+                           std::optional<c10::SymInt> num_keep, const std::optional<Tensor>& num_keep_tensor,
+                           bool only_differing) {
+  return compute(nullptr, logits1, logits2, target, ignore_index, co_lambda, forget_rate, num_keep, num_keep_tensor,
+                 only_differing);
+}
+
+CoteachingLossResult coteaching_loss(const Tensor& logits1, const Tensor& logits2, const Tensor& target,
+                                     std::optional<int64_t> ignore_index, std::optional<double> forget_rate,
+                                     const std::optional<Tensor>& forget_rate_tensor,
+                                     std::optional<c10::SymInt> num_keep, const std::optional<Tensor>& num_keep_tensor,
+                                     bool round_down, bool disagreement) {
+  return compute(nullptr, logits1, logits2, target, ignore_index, forget_rate, forget_rate_tensor, num_keep,
+                 num_keep_tensor, round_down, disagreement);
+}
+
 JointLossResult joint_loss(const Tensor& logits1, const Tensor& logits2, const Tensor& target,
                            std::optional<int64_t> ignore_index, double co_lambda) {
   const CheckedPair checked = check_pair(logits1, logits2, target, ignore_index, {co_lambda});
-  const auto real = logits1.options().dtype(real_type(logits1));
-  Tensor per_sample = at::empty({checked.pair.rows}, real), statistics = at::empty({checked.pair.rows, 4}, real);
+  const auto real = real_type(logits1);
+  Tensor per_sample = new_tensor({checked.pair.rows}, real, target);
+  Tensor statistics = new_tensor({checked.pair.rows, 4}, real, target);
   RowParams params{};
   params.pair = checked.pair;
   params.per_sample = per_sample.mutable_data_ptr();
@@ -150,28 +214,10 @@ std::tuple<Tensor, Tensor> joint_loss_backward(const Tensor& grad, const Tensor&
                                                const std::optional<Tensor>& selected2,
                                                const std::optional<Tensor>& num_selected2, bool needs_grad1,
                                                bool needs_grad2) {
-  const CheckedPair checked = check_pair(logits1, logits2, target, ignore_index, {co_lambda});
-  check_backward(grad, statistics, logits1);
-  const Tensor saved = as_saved(statistics), chosen1 = as_saved(selected1), chosen2 = as_saved(selected2);
-  const Tensor count1 = as_saved(num_selected1), count2 = as_saved(num_selected2);
-  const auto wanted = [&](bool needed) {
-    return at::empty(needed ? logits1.sizes() : at::IntArrayRef{0}, logits1.options().memory_format(std::nullopt));
-  };
-  Tensor grad1 = wanted(needs_grad1), grad2 = wanted(needs_grad2);
-  GradientParams params{};
-  params.pair = checked.pair;
-  params.statistics = saved.const_data_ptr();
-  params.grad_output = grad.const_data_ptr();
-  params.grad_stride = grad.dim() == 0 ? 0 : grad.stride(0);
-  params.selected1 = data_or_null<uint8_t>(chosen1);
-  params.selected2 = data_or_null<uint8_t>(chosen2);
-  params.num_selected1 = data_or_null<int64_t>(count1);
-  params.num_selected2 = data_or_null<int64_t>(count2);
-  params.grad1 = needs_grad1 ? grad1.mutable_data_ptr() : nullptr;
-  params.grad2 = needs_grad2 ? grad2.mutable_data_ptr() : nullptr;
-  if (checked.pair.rows > 0 && (needs_grad1 || needs_grad2)) {
-    on_device_of(target, [&](const auto& steps) { steps.row_gradients(params); });
-  }
+  Tensor grad1, grad2;
+  compute_gradients(grad1, grad2, /*kept_rows=*/{}, grad, logits1, logits2, target, ignore_index, co_lambda,
+                    as_saved(statistics), as_saved(selected1), as_saved(num_selected1), as_saved(selected2),
+                    as_saved(num_selected2), needs_grad1, needs_grad2);
   return {grad1, grad2};
 }
 
@@ -191,7 +237,7 @@ Tensor select_small_loss(const Tensor& losses, std::optional<c10::SymInt> num_ke
   }
   SelectionParams params{};
   check_keep({std::nullopt, std::nullopt, as_int(num_keep), num_keep_tensor}, losses, params);
-  Tensor selected = at::empty({losses.size(0)}, losses.options().dtype(at::kBool));
+  Tensor selected = new_tensor({losses.size(0)}, at::kBool, losses);
   params.is_double = ranked.scalar_type() == at::kDouble;
   params.rows = losses.size(0);
   params.losses = ranked.const_data_ptr();
@@ -284,6 +330,35 @@ void differentiable(torch::Library& library, const char* name,
                });
 }
 
+// An operator called from eager mode.
+template <class Result, class... Settings>
+Result eagerly(Result (*kernel)(const Tensor&, const Tensor&, const Tensor&, std::optional<int64_t>, Settings...),
+               const char* name, const Tensor& logits1, const Tensor& logits2, const Tensor& target,
+               std::optional<int64_t> ignore_index, std::type_identity_t<Settings>... settings) {
+  static const auto op = operator_of(kernel, name);
+  const bool dual = logits1._fw_grad(/*level=*/0).defined() || logits2._fw_grad(/*level=*/0).defined();
+  const bool needed = needs_derivative(logits1) || needs_derivative(logits2);
+  if (dual || at::SavedTensorDefaultHooks::get_hooks().has_value() ||
+      !plain_on_cpu(logits1, logits2, target, settings...) || (needed && !gradients_may_be_ready(logits1))) {
+    return op.call(logits1, logits2, target, ignore_index, settings...);
+  }
+  Result result;
+  Ready ready;
+  {
+    const at::AutoDispatchBelowADInplaceOrView below_autograd;
+    if (!needed) return kernel(logits1, logits2, target, ignore_index, settings...);
+    result = compute(&ready, logits1, logits2, target, ignore_index, settings...);
+    static const Tensor one = at::ones({}, at::kFloat), one_of_double = at::ones({}, at::kDouble);
+    const Trained rows = trained_by(result);
+    compute_gradients(ready.gradient1, ready.gradient2, ready.kept_rows,
+                      logits1.scalar_type() == at::kDouble ? one_of_double : one, logits1, logits2, target,
+                      ignore_index, loss_of(settings...).co_lambda, rows.statistics, rows.selected1, rows.num_selected1,
+                      rows.selected2, rows.num_selected2, true, true);
+  }
+  attach_ready_gradients(std::get<0>(result), logits1, logits2, target, ready.gradient1, ready.gradient2);
+  return result;
+}
+
 void register_kernels(torch::Library& m) {
   m.impl("jocor_loss", &jocor_loss);
   m.impl("coteaching_loss", &coteaching_loss);
@@ -293,6 +368,24 @@ void register_kernels(torch::Library& m) {
 }
 
 }  // namespace
+
+JocorLossResult jocor_loss_eagerly(const Tensor& logits1, const Tensor& logits2, const Tensor& target,
+                                   std::optional<int64_t> ignore_index, double co_lambda,
+                                   std::optional<double> forget_rate, std::optional<c10::SymInt> num_keep,
+                                   const std::optional<Tensor>& num_keep_tensor, bool only_differing) {
+  return eagerly(&jocor_loss, "jocor_loss", logits1, logits2, target, ignore_index, co_lambda, forget_rate, num_keep,
+                 num_keep_tensor, only_differing);
+}
+
+CoteachingLossResult coteaching_loss_eagerly(const Tensor& logits1, const Tensor& logits2, const Tensor& target,
+                                             std::optional<int64_t> ignore_index, std::optional<double> forget_rate,
+                                             const std::optional<Tensor>& forget_rate_tensor,
+                                             std::optional<c10::SymInt> num_keep,
+                                             const std::optional<Tensor>& num_keep_tensor, bool round_down,
+                                             bool disagreement) {
+  return eagerly(&coteaching_loss, "coteaching_loss", logits1, logits2, target, ignore_index, forget_rate,
+                 forget_rate_tensor, num_keep, num_keep_tensor, round_down, disagreement);
+}
 
 TORCH_LIBRARY(jocor_fast, m) {
   const auto def = [&](const char* schema) { m.def(schema, {at::Tag::pt2_compliant_tag}); };

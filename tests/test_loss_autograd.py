@@ -117,6 +117,49 @@ def test_gradients_flow_to_what_the_logits_were_made_from(loss, device):
     assert_close(layer.bias.grad.view(2, 3), bias_gradient)
 
 
+def gradients_by_torch_ops(z1, z2, target, upstream, num_keep):
+    """The derivative of the operator itself, which computes gradients in the backward pass."""
+    value = torch.ops.jocor_fast.jocor_loss(z1, z2, target, None, 0.9, None, num_keep, None, False)[0]
+    return torch.autograd.grad(value, (z1, z2), torch.tensor(upstream, dtype=value.dtype))
+
+
+@pytest.mark.parametrize("upstream", [1.0, -3.0, float("inf")])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("shape", [(20, 10), (7, 1), (33, 100), (400, 100)])
+def test_gradients_computed_with_the_loss_are_those_of_the_backward_pass(shape, dtype, upstream):
+    """On plain CPU tensors up to 32,768 logits; rows that are not selected get zeros for any upstream gradient."""
+    z1, z2, target = random_logits(*shape, dtype)
+    with torch.no_grad():
+        z1[0, -1] = -float("inf") if shape[1] > 1 else 0.0
+        z2[1] = float("nan")
+    value = jocor_fast.jocor_loss(z1, z2, target, num_keep=5).loss
+    gradients = torch.autograd.grad(value, (z1, z2), torch.tensor(upstream, dtype=dtype))
+    if upstream == 1.0:
+        assert all(map(torch.equal, gradients, gradients_by_torch_ops(z1, z2, target, upstream, 5)))
+    elif upstream == -3.0:
+        torch.testing.assert_close(gradients, gradients_by_torch_ops(z1, z2, target, upstream, 5))
+    assert all((gradient == 0).all(dim=1).sum() >= shape[0] - 5 for gradient in gradients)
+
+
+def test_gradients_asked_for_twice_share_no_memory():
+    z1, z2, target = random_logits(20, 10)
+    value = jocor_fast.jocor_loss(z1, z2, target, num_keep=9).loss
+    first = torch.autograd.grad(value, (z1, z2), retain_graph=True)
+    kept = [gradient.clone() for gradient in first]
+    for gradient in first:
+        gradient.zero_()
+    assert all(map(torch.equal, torch.autograd.grad(value, (z1, z2)), kept))
+
+
+def test_a_tensor_that_a_hook_keeps_is_not_handed_out_as_the_gradient():
+    z1, z2, target = random_logits(20, 10)
+    packed = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda saved: packed.append(saved) or saved, lambda saved: saved):
+        value = jocor_fast.jocor_loss(z1, z2, target, num_keep=9).loss
+    gradients = torch.autograd.grad(value, (z1, z2))
+    assert {gradient.data_ptr() for gradient in gradients}.isdisjoint(saved.data_ptr() for saved in packed)
+
+
 # --- what is refused --------------------------------------------------------------------------------------------------
 
 

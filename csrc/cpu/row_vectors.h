@@ -32,8 +32,8 @@ JF_INLINE void for_each_vector(int64_t classes, Body body) {
 constexpr int64_t kColumnsOfPart = 4096;
 
 template <class Real, int N, class Body>
-JF_INLINE std::array<Real, N> sums_over_columns(int64_t classes, Body body) {
-  Vector<Real> totals[N] = {};
+JF_INLINE std::array<Vector<Real>, N> vector_sums_over_columns(int64_t classes, Body body) {
+  std::array<Vector<Real>, N> totals = {};
   for (int64_t first = 0; first < classes; first += kColumnsOfPart) {
     Vector<Real> sums[N] = {};
     const int64_t end = classes - first < kColumnsOfPart ? classes : first + kColumnsOfPart;
@@ -41,6 +41,12 @@ JF_INLINE std::array<Real, N> sums_over_columns(int64_t classes, Body body) {
         first, end, [&](int64_t j, int n, auto whole) __attribute__((always_inline)) { body(j, n, whole, sums); });
     for (int s = 0; s < N; ++s) totals[s] += sums[s];
   }
+  return totals;
+}
+
+template <class Real, int N, class Body>
+JF_INLINE std::array<Real, N> sums_over_columns(int64_t classes, Body body) {
+  const std::array<Vector<Real>, N> totals = vector_sums_over_columns<Real, N>(classes, body);
   std::array<Real, N> result;
   for (int s = 0; s < N; ++s) result[s] = sum_of_lanes<Real>(totals[s]);
   return result;
@@ -52,6 +58,15 @@ JF_INLINE auto load_columns(const Logit* row, int64_t column, int n, Whole) {
     return load(row + column);
   } else {
     return load_tail(row + column, n);
+  }
+}
+
+template <class Real, class Whole>
+JF_INLINE Vector<Real> load_columns_or_zeros(const Real* row, int64_t column, int n, Whole) {
+  if constexpr (Whole::value) {
+    return load(row + column);
+  } else {
+    return load_tail_or_zeros(row + column, n);
   }
 }
 
@@ -92,15 +107,20 @@ JF_INLINE Real largest_of_columns(int64_t classes, Value value_of) {
   return max_of_lanes<Real>(largest);
 }
 
-template <class Logit>
-JF_INLINE std::pair<RealOf<Logit>, RealOf<Logit>> row_maxima(const Logit* z1, const Logit* z2, int64_t classes) {
-  using Real = RealOf<Logit>;
+template <class Logit, class Real = RealOf<Logit>>
+JF_INLINE std::pair<Vector<Real>, Vector<Real>> vector_maxima(const Logit* z1, const Logit* z2, int64_t classes) {
   Vector<Real> max1 = broadcast(-std::numeric_limits<Real>::infinity()), max2 = max1;
   for_each_vector<Real>(classes, [&](int64_t j, int n, auto whole) __attribute__((always_inline)) {
     max1 = larger(load_columns(z1, j, n, whole), max1);
     max2 = larger(load_columns(z2, j, n, whole), max2);
   });
-  return {max_of_lanes<Real>(max1), max_of_lanes<Real>(max2)};
+  return {max1, max2};
+}
+
+template <class Logit, class Real = RealOf<Logit>>
+JF_INLINE std::pair<Real, Real> row_maxima(const Logit* z1, const Logit* z2, int64_t classes) {
+  const auto maxima = vector_maxima(z1, z2, classes);
+  return {max_of_lanes<Real>(maxima.first), max_of_lanes<Real>(maxima.second)};
 }
 
 // Rows are taken in blocks, and each block goes through phases: maxima, exponentials and their sums, logarithms,
@@ -108,9 +128,30 @@ JF_INLINE std::pair<RealOf<Logit>, RealOf<Logit>> row_maxima(const Logit* z1, co
 // from start to end is one long chain (128 x 10: 1.6 times as long).
 constexpr int64_t kBlockRows = 16;
 
+// Of a block's rows, and where that is faster of as many as fill whole vectors.
+template <class Real, class Op>
+JF_INLINE void reduce_rows(const Vector<Real>* vectors, int64_t rows, Real* results, Op op) {
+  if (rows <= Lanes<Real>::count / 4) {
+    for (int64_t r = 0; r < rows; ++r) results[r] = reduce<Real, Lanes<Real>::count>(vectors[r], op);
+    return;
+  }
+  for (int64_t r = 0; r < rows; r += Lanes<Real>::count) store(results + r, reduce_each<Real>(vectors + r, op));
+}
+
+template <class Real>
+JF_INLINE void sum_rows(const Vector<Real>* vectors, int64_t rows, Real* sums) {
+  reduce_rows(vectors, rows, sums, [](auto a, auto b) __attribute__((always_inline)) { return a + b; });
+}
+
 template <class Real>
 JF_INLINE void take_logarithms(const Real* sums, Real* logarithms) {
   for (int64_t r = 0; r < kBlockRows; r += Lanes<Real>::count) store(logarithms + r, logarithm(load(sums + r)));
+}
+
+// Of the exponentials of a row, by their logarithm: so they are the same wherever they are computed.
+template <class Real>
+JF_INLINE Vector<Real> inverse_sums(Vector<Real> log_sums) {
+  return exp_nonpositive(-log_sums);
 }
 
 template <class Logit>
