@@ -113,7 +113,7 @@ def trained(features: np.ndarray, given: np.ndarray) -> tuple[np.ndarray, float]
 
 
 def write_tables() -> None:
-    """choices.md, from all sets measured so far."""
+    """choices-anew.md, from all sets measured so far."""
     files = [FOLDER / f"choices-{name}.json" for name in DRAWN]
     stored = {
         f"{figures['set']}, {int(size):,} rows": entry
@@ -137,9 +137,11 @@ def write_tables() -> None:
         (name, *(f"{number:.3f}" for number in (*entry["share"].values(), entry["wrong"])))
         for name, entry in stored.items()
     ]
-    (FOLDER / "choices.md").write_text(
-        "How the constants of `jf.audit_features` were chosen: drawn noise over frozen features of CIFAR-10, no human "
-        "label. AUROC / average precision of the ranking; one seed; F1 where the share is known. Made by `python "
+    measured_so_far = [name for name, file in zip(DRAWN, files, strict=True) if file.exists()]
+    (FOLDER / "choices-anew.md").write_text(
+        "The constants of `jf.audit_features`, measured anew ([how they were chosen](choices.md)): drawn noise over "
+        f"frozen features of CIFAR-10, no human label, {len(measured_so_far)} of the {len(DRAWN)} sets. AUROC / "
+        "average precision of the ranking; one seed; F1 where the share is known. Made by `python "
         "benchmarks/audit_features_choices.py`.\n\n"
         f"{TextTable(columns, heads, text_columns=1).markdown()}\nProcessor seconds, means: {seconds}.\n\n"
         f"{TextTable(columns, odds, text_columns=1).markdown()}\n"
