@@ -1,4 +1,4 @@
-"""Why cells of MNIST's table miss the paper's figures: the differences taken apart, a run at a time (issue 22).
+"""Why cells of MNIST's table miss the paper's figures: the differences taken apart, a run at a time.
 
 1. The two differences of recipe `published`, at most 401 batches an epoch and β1 .1 from epoch 80, one at a time.
 2. The faults of Co-teaching+'s published code (published_faults.py), one at a time.
