@@ -31,6 +31,7 @@ class RowParams(ctypes.Structure):
         ("pair", LogitPair), ("per_sample", ctypes.c_void_p), ("statistics", ctypes.c_void_p),
         ("cross_entropy1", ctypes.c_void_p), ("cross_entropy2", ctypes.c_void_p), ("row_state", ctypes.c_void_p),
         ("compare_predictions", ctypes.c_bool),
+        ("exponentials1", ctypes.c_void_p), ("exponentials2", ctypes.c_void_p), ("kept_rows", ctypes.c_void_p),
     ]  # fmt: skip
 
 
@@ -50,7 +51,7 @@ class GradientParams(ctypes.Structure):
         ("pair", LogitPair), ("statistics", ctypes.c_void_p), ("grad_output", ctypes.c_void_p),
         ("grad_stride", ctypes.c_int64), ("selected1", ctypes.c_void_p),
         ("selected2", ctypes.c_void_p), ("num_selected1", ctypes.c_void_p), ("num_selected2", ctypes.c_void_p),
-        ("grad1", ctypes.c_void_p), ("grad2", ctypes.c_void_p),
+        ("grad1", ctypes.c_void_p), ("grad2", ctypes.c_void_p), ("kept_rows", ctypes.c_void_p),
     ]  # fmt: skip
 
 
