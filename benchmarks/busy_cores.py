@@ -1,10 +1,10 @@
-"""How much longer an MNIST epoch takes beside two processes that keep both cores busy, by OpenMP's settings.
+"""How much longer an MNIST epoch takes while two processes keep both cores busy, by OpenMP's settings.
 
     python benchmarks/busy_cores.py --data-root FOLDER [--epochs N]
 
 Writes busy_cores.md and .json. The runs are `jocor-fast train` with JoCoR's perceptrons, a process each, first on idle
-cores and then beside one endless loop for each core; the figure is the median epoch, evaluation included, as
-metrics.jsonl has it. On a machine of which every process gets an equal share an epoch takes twice as long beside them.
+cores and then next to one endless loop for each core; the figure is the median epoch, evaluation included, as
+metrics.jsonl has it. On a machine of which every process gets an equal share an epoch then takes twice as long.
 """
 
 from __future__ import annotations
@@ -69,10 +69,10 @@ def main() -> None:
                 seconds[name][kind] = epochs_of_a_run(setting, asked.data_root, asked.epochs)
     rows = []
     for name, of in seconds.items():
-        idle, beside = statistics.median(of["idle"]), statistics.median(of["busy"])
-        rows.append([name, f"{idle:.2f}", f"{beside:.2f}", f"{beside / idle:.2f}"])
+        idle, busy_epoch = statistics.median(of["idle"]), statistics.median(of["busy"])
+        rows.append([name, f"{idle:.2f}", f"{busy_epoch:.2f}", f"{busy_epoch / idle:.2f}"])
     text = (
-        f"Seconds of an MNIST epoch of JoCoR's perceptrons, symmetric 50 %, batch 128, on idle cores and beside "
+        f"Seconds of an MNIST epoch of JoCoR's perceptrons, symmetric 50 %, batch 128, on idle cores and next to "
         f"{cores} endless loops: medians of {asked.epochs - 1} epochs. At most {BAR}× are asked for. By "
         "`python benchmarks/busy_cores.py`.\n\n"
         f"{markdown_table(['setting', 'idle, s', 'busy, s', 'busy / idle'], rows)}\n{described('threads')}\n"

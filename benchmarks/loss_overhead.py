@@ -3,7 +3,7 @@
     python benchmarks/loss_overhead.py [--before JSON] [--output DIR]
 
 writes loss_overhead.md and .json. Each rung is the first decile of blocks of calls: what others do on the machine can
-only add to it. --before is such a file of an older build, whose figures stand beside.
+only add to it. --before is such a file of an older build, whose figures are shown as well.
 """
 
 from __future__ import annotations

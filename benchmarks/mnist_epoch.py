@@ -1,15 +1,16 @@
 """Time an MNIST epoch of JoCoR with its evaluation against plain PyTorch loops of the same recipe, on the CPU.
 
-    JOCOR_FAST_DATA=DIR python benchmarks/mnist_epoch.py [--rounds N] [--inputs mnist|random] [--output DIR]
+    JOCOR_FAST_DATA=DIR python benchmarks/mnist_epoch.py [--rounds N] [--filled SHARE] [--output DIR]
 
 Symmetric noise at 50 %, two perceptrons 784-256-10, batch 128, Adam at 0.001, half of the rows kept, and after each
 epoch both networks on the 10,000 test images. The loops hold all data in memory as float32 and compute the loss as a
 careful user writes it (contenders.py); one is compiled by torch.compile, forward pass and loss. Every contender runs in
 processes of its own: on one thread, and on two whose idle thread spins or sleeps. They take turns, an epoch each, in
 random order, stopped in between; a contender's figure is the median of its fastest setting. "dense products" is ours
-without the road for inputs with many zeros. --inputs random has inputs without zeros in place of the images.
+without the road for inputs with many zeros. --filled times these two roads alone, on random inputs of which such a
+share is not 0, to see where they are as fast.
 
-Writes mnist_epoch.json and mnist_epoch.md.
+Writes mnist_epoch.json and mnist_epoch.md, with --filled 0.3 mnist_epoch_0.3.json and .md.
 """
 
 from __future__ import annotations
@@ -39,16 +40,18 @@ OURS, DENSE = "jocor_fast", "jocor_fast, dense products"
 CONTENDERS = (EAGER, COMPILED, OURS, DENSE)
 
 
-def data_of(inputs: str) -> tuple[Samples, Samples]:
-    """Training and test part, the labels of the former half wrong."""
+def data_of(filled: float | None) -> tuple[Samples, Samples]:
+    """Training and test part, the labels of the former half wrong; random inputs where `filled`."""
     data = load_dataset("mnist")
     assert data.test is not None
+    draw = torch.Generator().manual_seed(0)
     parts = []
     for part in (data.train, data.test):
         assert isinstance(part.inputs, Tensor)
         images = part.inputs
-        if inputs == "random":
-            images = torch.randint(1, 256, images.shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+        if filled is not None:
+            images = torch.randint(1, 256, images.shape, dtype=torch.uint8, generator=draw)
+            images *= torch.rand(images.shape, generator=draw) < filled
         parts.append(Samples(images, part.labels))
     train, test = parts
     noisy = jf.noise.corrupt(train.labels.numpy(), jf.noise.symmetric(10, 0.5), seed=1)
@@ -102,12 +105,12 @@ class OurLoop:
         loop.train(self.state, [next(self.epochs)], Observer())
 
 
-def contender(name: str, inputs: str) -> PlainLoop | OurLoop:
+def contender(name: str, filled: float | None) -> PlainLoop | OurLoop:
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     torch.manual_seed(0)
-    train, test = data_of(inputs)
-    if name == DENSE:
-        sparse_perceptrons.MOST_FILLED = 0.0
+    train, test = data_of(filled)
+    if name == DENSE or filled is not None:
+        sparse_perceptrons.MOST_FILLED = 0.0 if name == DENSE else 1.0
     if name in (OURS, DENSE):
         return OurLoop(train, test)
     return PlainLoop(train, test, compiled=name == COMPILED)
@@ -116,23 +119,22 @@ def contender(name: str, inputs: str) -> PlainLoop | OurLoop:
 def main() -> None:
     parse = parser(__doc__)
     parse.add_argument("--rounds", type=int, default=ROUNDS, help=f"epochs of each, default {ROUNDS}")
-    parse.add_argument("--inputs", choices=("mnist", "random"), default="mnist")
+    parse.add_argument("--filled", type=float, help="share of random inputs that is not 0")
     parse.add_argument("--serve", help="for the script itself")
     given = parse.parse_args()
     if given.serve:
-        serve(contender(given.serve, given.inputs).epoch)
+        serve(contender(given.serve, given.filled).epoch)
         return
-    names = CONTENDERS if given.inputs == "mnist" else CONTENDERS[:-1]
-    commands = {name: [__file__, "--serve", name, "--inputs", given.inputs] for name in names}
-    processes = take_turns(commands, given.rounds)
-    what = "MNIST" if given.inputs == "mnist" else "inputs of MNIST's shape without zeros"
+    asked = [] if given.filled is None else ["--filled", str(given.filled)]
+    names = (OURS, DENSE) if asked else CONTENDERS
+    processes = take_turns({name: [__file__, "--serve", name, *asked] for name in names}, given.rounds)
+    what = f"random inputs of MNIST's shape, {given.filled:.0%} not 0, read as sparse rows," if asked else "MNIST,"
     text = (
-        f"An epoch of JoCoR with its evaluation, {what}, median of {given.rounds} epochs in turns, each contender's "
-        f"fastest setting. By `python benchmarks/mnist_epoch.py --inputs {given.inputs}`.\n\n"
+        f"An epoch of JoCoR with its evaluation, {what} median of {given.rounds} epochs in turns, each contender's "
+        f"fastest setting. By `{' '.join(['python benchmarks/mnist_epoch.py', *asked])}`.\n\n"
         f"{table(processes, OURS)}\n{described('threads')}\n"
     )
-    name = "mnist_epoch" if given.inputs == "mnist" else "mnist_epoch_random"
-    write(name, text, {"seconds": seconds(processes)}, given.output)
+    write("_".join(["mnist_epoch", *asked[1:]]), text, {"seconds": seconds(processes)}, given.output)
 
 
 if __name__ == "__main__":

@@ -1,13 +1,11 @@
 // The operators on sparse rows in CSR form (starts int32 [rows + 1], columns int32, values float32): how they are made
 // and taken from a matrix, the first layer of the perceptrons, the gradient of its weight, and Adam on the rows of that
-// weight. On the CPU; the trainer makes the
-// derivatives of its layers itself. Their schemas stand at the end.
+// weight. On the CPU; the trainer makes the derivatives of its layers itself. Their schemas stand at the end.
 #include "sparse_linear.h"
 
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/zeros.h>
 #include <torch/library.h>
 
 #include <algorithm>
@@ -321,11 +319,9 @@ TORCH_LIBRARY_FRAGMENT(jocor_fast, m) {
   def("sparse_linear(Tensor starts, Tensor columns, Tensor values, Tensor weight, Tensor bias) -> Tensor");
   def("sparse_linear_gradient(Tensor starts, Tensor columns, Tensor values, Tensor rows, Tensor grad, int inputs) -> "
       "(Tensor columns, Tensor gradients)");
-  def("sparse_adam_step_(Tensor(a!) weight, Tensor(b!) moments, Tensor(c!) squares, Tensor(d!) seen, Tensor(e!) "
-      "current, "
-      "Tensor steps, Tensor starts, Tensor columns, Tensor values, Tensor rows, Tensor grad, float beta2, float "
-      "epsilon) "
-      "-> ()");
+  def("sparse_adam_step_(Tensor(a!) weight, Tensor(b!) moments, Tensor(c!) squares, Tensor(d!) seen, "
+      "Tensor(e!) current, Tensor steps, Tensor starts, Tensor columns, Tensor values, Tensor rows, Tensor grad, "
+      "float beta2, float epsilon) -> ()");
   def("sparse_adam_catch_up_(Tensor(a!) weight, Tensor(b!) moments, Tensor(c!) squares, Tensor(d!) seen, "
       "Tensor(e!) current, Tensor steps, Tensor? rows, float beta2, float epsilon) -> ()");
 }

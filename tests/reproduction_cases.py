@@ -1,11 +1,14 @@
-"""Run folders as `jocor-fast reproduce` leaves them, without the training."""
+"""Run folders as `jocor-fast reproduce` leaves them, without the training, and a tiny MNIST to make some from."""
 
 from __future__ import annotations
 
 import json
+import struct
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from jocor_fast.config.options import OPTIONS
 from jocor_fast.config.resolve import resolve
@@ -43,3 +46,15 @@ def write_accuracies(output: Path, cell: Cell, accuracies: Sequence[float]) -> N
     """A finished run for each accuracy, which it has in all of its epochs; seeds count from 1."""
     for seed, accuracy in enumerate(accuracies, start=1):
         write_run(output, cell, seed, [metrics_line(epoch, accuracy) for epoch in range(1, 13)])
+
+
+def write_tiny_mnist(folder: Path, train: int = 512, test: int = 64) -> None:
+    """Write so many images in MNIST's own files, a bright row for each class."""
+    folder.mkdir(parents=True)
+    for part, count in (("train", train), ("t10k", test)):
+        labels = np.arange(count, dtype=np.uint8) % 10
+        images = np.zeros((count, 28, 28), dtype=np.uint8)
+        images[np.arange(count), 2 * labels] = 255
+        header = struct.pack(">IIII", 0x803, count, 28, 28)
+        (folder / f"{part}-images-idx3-ubyte").write_bytes(header + images.tobytes())
+        (folder / f"{part}-labels-idx1-ubyte").write_bytes(struct.pack(">II", 0x801, count) + labels.tobytes())

@@ -206,7 +206,7 @@ def test_rows_beside_which_all_others_are_alike_are_refused(rows: list[int], sca
     broken = features.astype(np.float64) * scales
     broken[rows] = 1e25 * scales
     with pytest.raises(
-        ValueError, match=rf"beside which all others are alike, got numbers up to 1e\+(25|34) in row {rows[0]}"
+        ValueError, match=rf"that make all others look alike, got numbers up to 1e\+(25|34) in row {rows[0]}"
     ):
         jf.audit_features(broken, given)
 

@@ -5,13 +5,11 @@ from __future__ import annotations
 import csv
 import json
 import os
-import struct
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -24,7 +22,7 @@ from jocor_fast.noise_kinds import Noise
 from jocor_fast.paper import plan, run_queue
 from jocor_fast.paper.experiment_runs import default_jobs
 from jocor_fast.paper.experiments import EXPERIMENTS, Cell
-from reproduction_cases import metrics_line, write_accuracies, write_run
+from reproduction_cases import metrics_line, write_accuracies, write_run, write_tiny_mnist
 
 HALF = Noise("symmetric", 0.5)
 MNIST = ["reproduce", "mnist", "--noise", "symmetric-0.5", "--device", "cpu", "--output", "out"]
@@ -45,18 +43,6 @@ def mnist_cell(method: str, **settings: Any) -> Cell:
 
 def rows(folder: Path = Path("out")) -> list[dict[str, str]]:
     return list(csv.DictReader((folder / "table.csv").read_text(encoding="utf-8").splitlines()))
-
-
-def write_tiny_mnist(folder: Path) -> None:
-    """512 training and 64 test images in MNIST's own files, a bright row for each class."""
-    folder.mkdir(parents=True)
-    for part, count in (("train", 512), ("t10k", 64)):
-        labels = np.arange(count, dtype=np.uint8) % 10
-        images = np.zeros((count, 28, 28), dtype=np.uint8)
-        images[np.arange(count), 2 * labels] = 255
-        header = struct.pack(">IIII", 0x803, count, 28, 28)
-        (folder / f"{part}-images-idx3-ubyte").write_bytes(header + images.tobytes())
-        (folder / f"{part}-labels-idx1-ubyte").write_bytes(struct.pack(">II", 0x801, count) + labels.tobytes())
 
 
 def test_an_experiment_of_the_paper_from_its_command_to_its_files(capsys: pytest.CaptureFixture[str]) -> None:

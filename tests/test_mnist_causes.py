@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import gzip
-import struct
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,6 +24,7 @@ from mnist_causes import make  # noqa: E402
 from mnist_causes_runs import CAP, Runs, of_table  # noqa: E402
 from mnist_causes_tables import EXPERIMENTS, TABLES_BELOW, collect  # noqa: E402
 from published_faults import FALLBACK_STEPS, FaultyCoTeachingPlus, with_faults, with_transition  # noqa: E402
+from reproduction_cases import write_tiny_mnist  # noqa: E402
 
 ROWS, CLASSES = 12, 4
 GENERATOR = torch.Generator().manual_seed(3)
@@ -123,25 +123,13 @@ def no_methods_left() -> Iterator[None]:
     METHODS.update(known)
 
 
-def write_tiny_mnist(folder: Path) -> None:
-    """Write 256 training and 32 test images in MNIST's own files, a bright row for each class."""
-    folder.mkdir(parents=True)
-    for part, count in (("train", 256), ("t10k", 32)):
-        labels = np.arange(count, dtype=np.uint8) % 10
-        images = np.zeros((count, 28, 28), dtype=np.uint8)
-        images[np.arange(count), 2 * labels] = 255
-        header = struct.pack(">IIII", 0x803, count, 28, 28)
-        (folder / f"{part}-images-idx3-ubyte").write_bytes(header + images.tobytes())
-        (folder / f"{part}-labels-idx1-ubyte").write_bytes(struct.pack(">II", 0x801, count) + labels.tobytes())
-
-
 def test_a_run_of_each_experiment_and_their_tables(
     in_an_empty_folder: Path,
     monkeypatch: pytest.MonkeyPatch,
     curves_at_once: None,
     no_methods_left: None,
 ) -> None:
-    write_tiny_mnist(Path("data", "mnist"))
+    write_tiny_mnist(Path("data", "mnist"), 256, 32)
     monkeypatch.setenv("JOCOR_FAST_DATA", "data")
     estimated = of_table("symmetric-0.5", "f-correction", 1)
     names = [

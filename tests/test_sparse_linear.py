@@ -119,6 +119,19 @@ def test_deferred_adam_is_adam() -> None:
 
 
 @needs_kernels
+def test_adam_takes_up_the_state_of_a_weight_with_less_padding() -> None:
+    first = FirstWeight(torch.ones(5, 48))
+    adam = first.adam()
+    older = {"moments": [torch.ones(5, 32)], "squares": [torch.full((5, 32), 2.0)], "steps": [torch.tensor(3.0)]}
+    counts = {"rows": [torch.full((5,), 3, dtype=torch.int32) for _ in range(2)], "rates": [torch.ones(3, 3).double()]}
+    adam.load_state_dict({**older, **counts})
+    for kept, number in ((adam.moments[0], 1.0), (adam.squares[0], 2.0)):
+        assert (kept[:, :32] == number).all()
+        assert not kept[:, 32:].any()
+    assert len(adam.state_dict()["rates"][0]) == 3
+
+
+@needs_kernels
 @pytest.mark.parametrize("instruction_set", ["portable", "avx2", "avx512"])
 def test_every_instruction_set_gives_these_values(instruction_set: str) -> None:
     if instruction_set not in compiled.cpu_instruction_sets():

@@ -101,7 +101,7 @@ class Rows:
             }
             row = max(ends, key=lambda number: ends[number])
             number = max(np.asarray(self.features[row], np.float64).tolist(), key=abs)
-            rule = "must have no rows beside which all others are alike"
+            rule = "must have no rows that make all others look alike"
             raise ArgumentValueError("features", f"{rule}, got numbers up to {number:g} in row {row}")
 
     def _principal_components(self) -> Tensor:

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from jocor_fast._extension import compiled
@@ -49,8 +50,6 @@ class Optimizer:
         """Copy what `state_dict` returned."""
         for name, tensors in self.state_dict().items():
             for mine, stored in zip(tensors, state[name], strict=True):
-                if mine.dim() == 2:  # a first weight that had less padding
-                    mine, stored = mine[:, : stored.shape[1]], stored[:, : mine.shape[1]]
                 mine.copy_(stored)
 
 
@@ -149,7 +148,11 @@ class DeferringAdam(FusedAdam):
         self._rates, self._count = state["rates"][0].clone(), len(state["rates"][0])
         if not self._count:
             self._rates = torch.zeros(1024, 3, dtype=torch.float64)
-        super().load_state_dict(state)
+        padded = {}  # as today: the first weight's rows had less of it before
+        for name in ("moments", "squares"):
+            first, *others = state[name]
+            padded[name] = [F.pad(first, (0, self.parameters[0].shape[1] - first.shape[1])), *others]
+        super().load_state_dict({**state, **padded})
 
 
 class PlainSGD(Optimizer):

@@ -66,13 +66,9 @@ class TrainingState:
         self.generator = torch.Generator(device).manual_seed(settings.seed)
         method = METHODS[settings.method].of(settings.as_dict())
         method.start(self.labels, self.classes)
-        self._dense_source = self.source
+        self._dense_sources: list[InputSource] = []  # where sparse ones took their places
         if is_plain(settings, method, processes) and may_defer(settings) and settings.augment == "none":
-            self.source = sparse_where_it_pays(self.source, self.networks)
-            if self.source is not self._dense_source:
-                for data in (self.test, self.val):
-                    if data is not None:
-                        data.source = sparse_where_it_pays(data.source, self.networks)
+            self._skip_zeros()
         self._make_step(method)
         adaptive = settings.forget_rate == ADAPTIVE and method.selects
         self.forget_rate = AdaptiveForgetRate(settings.ramp_epochs) if adaptive else None
@@ -87,6 +83,29 @@ class TrainingState:
         alone_on_gpu = rates_on_device and processes.count == 1
         if alone_on_gpu and not settings.no_graph and isinstance(self.source, ResidentInputs):
             self.captured = CapturedSteps(self.step, self.source, self.labels, self.history)
+
+    def _with_sources(self) -> list[TrainingState | EvaluationSet]:
+        return [self, *(data for data in (self.test, self.val) if data is not None)]
+
+    def _skip_zeros(self) -> None:
+        """Have the inputs read as sparse rows where that pays for those to train on."""
+        held = self._with_sources()
+        dense = [holder.source for holder in held]
+        self.source = sparse_where_it_pays(self.source, self.networks)
+        if self.source is not dense[0]:
+            self._dense_sources = dense
+            for data in held[1:]:
+                data.source = sparse_where_it_pays(data.source, self.networks)
+
+    def _read_zeros(self) -> None:
+        """Take `_skip_zeros` back."""
+        for holder, source in zip(self._with_sources(), self._dense_sources, strict=True):
+            holder.source = source
+        self._dense_sources = []
+        on_choice = self.threads.on_choice
+        self.step.group.release()
+        self._make_step(self.step.method)
+        self.threads.on_choice = on_choice
 
     def _make_step(self, method: Method) -> None:
         self.step = TrainingStep(
@@ -270,12 +289,9 @@ class TrainingState:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a `state_dict` of a run with the same settings."""
-        if self.source is not self._dense_source and "rates" not in state["optimizer"]:  # of a run that read the zeros
-            on_choice = self.threads.on_choice
-            self.step.group.release()
-            self.source = self._dense_source
-            self._make_step(self.step.method)
-            self.threads.on_choice = on_choice
+        if self._dense_sources and "rates" not in state["optimizer"]:  # of a run from before zeros were skipped
+            self._read_zeros()
+        self._dense_sources = []
         for network, weights in zip(self.networks, state["networks"], strict=True):
             network.load_state_dict(weights)
         self.step.optimizer.load_state_dict(state["optimizer"])
