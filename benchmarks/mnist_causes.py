@@ -12,8 +12,8 @@
     python benchmarks/mnist_causes.py --collect runs/mnist-causes
 
 A name is the folder of a run below --output. Those that begin with 5/paper and 5/published are the runs of `jocor-fast
-reproduce mnist --recipe paper` and `published`, in the same folders, and what is committed of them is not run again.
---collect writes results/mnist-causes: README.md, runs.csv and epochs.csv.gz.
+reproduce mnist --recipe paper` and `published`, in the same folders. Runs whose figures are committed are not listed.
+--collect writes results/mnist-causes: README.md, runs.csv and epochs.csv.gz, of the runs in DIR and those committed.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from jocor_fast.cli.program import INTERRUPTED, TERMINATED
-from mnist_causes_runs import Runs
-from mnist_causes_tables import FOLDER, collect
+from mnist_causes_runs import FOLDER, Runs, collected_rows
+from mnist_causes_tables import collect
 
 
 def make(names: Sequence[str], output: Path, epochs: int | None = None) -> int:
@@ -55,8 +55,9 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, help="for a trial, with an --output of its own")
     arguments = parser.parse_args()
     if arguments.list:
+        committed = collected_rows()
         for run in Runs().in_order(arguments.experiment):
-            if run.folder(arguments.output) is None:
+            if run.name not in committed and run.folder(arguments.output) is None:
                 print(run.name)
     if arguments.run and make(arguments.run, arguments.output, arguments.epochs):
         raise SystemExit(1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
@@ -34,6 +35,7 @@ TAKEN_APART = (
 )
 LAMBDAS = (0.65, 0.9, None)  # None: the preset's .95
 MadeMethod: TypeAlias = "Callable[[Path], type[Method]]"
+FOLDER = RESULTS / "mnist-causes"
 COMMITTED = {"5/paper": RESULTS / "reproduce-mnist", "5/published": RESULTS / "reproduce-mnist-published"}
 
 
@@ -55,7 +57,7 @@ class Run:
     experiments: set[int] = field(default_factory=set)
 
     def folder(self, output: Path) -> Path | None:
-        """Return where it is finished: below the output, or among the committed results; None where it is not."""
+        """Return where it is finished: below the output, or among the table's results; None where it is not."""
         recipe, rest = "/".join(self.name.split("/")[:2]), "/".join(self.name.split("/")[2:])
         places = [output / self.name] + [COMMITTED[recipe] / rest for _ in range(recipe in COMMITTED)]
         for place in places:
@@ -76,6 +78,15 @@ class Run:
         if self.method is not None:
             register(self.settings["method"])(self.method(output))
         return jocor_fast_command(self.arguments(output, epochs))
+
+
+def collected_rows(folder: Path = FOLDER) -> dict[str, dict[str, str]]:
+    """Return the lines of a folder's runs.csv by the names of their runs."""
+    file = folder / "runs.csv"
+    if not file.exists():
+        return {}
+    with file.open(encoding="utf-8", newline="") as lines:
+        return {row["run"]: row for row in csv.DictReader(lines)}
 
 
 def _settings(folder: Path) -> dict[str, Any]:

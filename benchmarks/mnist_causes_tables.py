@@ -24,15 +24,15 @@ from mnist_causes_runs import (
     TABLE,
     TAKEN_APART,
     Runs,
+    collected_rows,
     corrected,
     faulty,
     of_table,
 )
 from published_faults import FAULTS, SECOND_SOFTMAX
-from record import RESULTS, described
+from record import described
 from tables import csv_text, markdown_table
 
-FOLDER = RESULTS / "mnist-causes"
 TABLES_BELOW = "<!-- below: python benchmarks/mnist_causes.py --collect -->"
 NOT_RUN = "not run"
 COLLAPSE = 0.03  # under the median accuracy of all seeds at a λ
@@ -41,13 +41,18 @@ ASKED = ("recipe", "noise_seed", "seed", "max_batches", "beta1_after", "co_lambd
 
 
 class Finished:
-    """The finished runs by name: their metrics, from the folder of the runs or the committed ones."""
+    """The finished runs by name, of `output` or collected before: their metrics and lines of runs.csv."""
 
-    def __init__(self, output: Path) -> None:
+    def __init__(self, output: Path, folder: Path) -> None:
         self.runs = Runs()
-        folders = {run.name: run.folder(output) for run in self.runs.in_order()}
-        self.folders = {name: folder for name, folder in folders.items() if folder is not None}
-        self.metrics = {name: read_metrics(folder) for name, folder in self.folders.items()}
+        self.rows: dict[str, dict[str, Any]] = {**collected_rows(folder)}
+        self.metrics = collected_metrics(folder)
+        for run in self.runs.in_order():
+            place = run.folder(output)
+            if place is not None:
+                self.metrics[run.name] = read_metrics(place)
+            if place == output / run.name:
+                self.rows[run.name] = _row(run.name, place, self.metrics[run.name])
 
     def figures(self, names: Iterable[str], of: str = "test_accuracy") -> list[float]:
         """Return the mean over the last ten epochs of each of the runs that are finished."""
@@ -265,9 +270,10 @@ settings are in [runs.csv](runs.csv), the epochs of all runs that are not in
 def collect(output: Path, folder: Path) -> Path:
     """Write README.md, runs.csv and epochs.csv.gz into a folder, and return it.
 
-    README.md keeps what stands above the mark of its tables.
+    Runs that the folder has already keep their lines where `output` has not made them anew, and README.md what stands
+    above the mark of its tables.
     """
-    finished = Finished(output)
+    finished = Finished(output, folder)
     folder.mkdir(parents=True, exist_ok=True)
     readme = folder / "README.md"
     above = readme.read_text(encoding="utf-8") if readme.exists() else INTRODUCTION
@@ -276,32 +282,42 @@ def collect(output: Path, folder: Path) -> Path:
     for title, table in EXPERIMENTS:
         text += f"\n## {title}\n\n{table(finished)}"
     readme.write_text(f"{text}\n{described('threads')}, one thread a run\n", encoding="utf-8")
-    names = [name for name, place in finished.folders.items() if place == output / name]
-    (folder / "runs.csv").write_text(csv_text(map(_row(finished), names), []), encoding="utf-8")
+    names = [run.name for run in finished.runs.in_order() if run.name in finished.rows]
+    (folder / "runs.csv").write_text(csv_text([finished.rows[name] for name in names], []), encoding="utf-8")
     (folder / "epochs.csv.gz").write_bytes(gzip.compress(_epochs(finished, names).encode(), mtime=0))
     return folder
 
 
-def _row(finished: Finished) -> Callable[[str], dict[str, Any]]:
-    def row(name: str) -> dict[str, Any]:
-        metrics, folder = finished.metrics[name], finished.folders[name]
-        settings = (read_json(folder / CONFIG) or {})["settings"]
-        summary, last, best = read_summary(folder), last_mean(metrics), best_epoch(metrics)
-        transition = summary.get("transition")
-        diagonal = [row[index] for index, row in enumerate(transition)] if transition else []
-        return {
-            "run": name,
-            "epochs": len(metrics),
-            "test_accuracy": _rounded(last["test_accuracy"]),
-            "label_precision": _rounded(last["label_precision"]),
-            "best_epoch": best["epoch"] if best else None,
-            "best_test_accuracy": _rounded(best["test_accuracy"]) if best else None,
-            "realised_noise_rate": _rounded(summary.get("realised_noise_rate")),
-            "mean_of_diagonal_of_t": _rounded(fmean(diagonal)) if diagonal else None,
-            **{name: settings.get(name) for name in ASKED},
-        }
+def collected_metrics(folder: Path) -> dict[str, list[dict[str, Any]]]:
+    """Return the epochs of the runs of a folder's epochs.csv.gz by name."""
+    file = folder / "epochs.csv.gz"
+    found: dict[str, list[dict[str, Any]]] = {}
+    if file.exists():
+        with gzip.open(file, "rt", encoding="utf-8", newline="") as lines:
+            for row in csv.DictReader(lines):
+                shares = {
+                    name: float(row[name]) if row[name] else None for name in ("test_accuracy", "label_precision")
+                }
+                found.setdefault(row["run"], []).append({"epoch": int(row["epoch"]), **shares})
+    return found
 
-    return row
+
+def _row(name: str, folder: Path, metrics: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    settings = (read_json(folder / CONFIG) or {})["settings"]
+    summary, last, best = read_summary(folder), last_mean(metrics), best_epoch(metrics)
+    transition = summary.get("transition")
+    diagonal = [row[index] for index, row in enumerate(transition)] if transition else []
+    return {
+        "run": name,
+        "epochs": len(metrics),
+        "test_accuracy": _rounded(last["test_accuracy"]),
+        "label_precision": _rounded(last["label_precision"]),
+        "best_epoch": best["epoch"] if best else None,
+        "best_test_accuracy": _rounded(best["test_accuracy"]) if best else None,
+        "realised_noise_rate": _rounded(summary.get("realised_noise_rate")),
+        "mean_of_diagonal_of_t": _rounded(fmean(diagonal)) if diagonal else None,
+        **{name: settings.get(name) for name in ASKED},
+    }
 
 
 def _epochs(finished: Finished, names: Iterable[str]) -> str:

@@ -183,27 +183,30 @@ Groups group_by_column(const Tensor& starts, const Tensor& columns, const Tensor
                       "), got ", chosen[r]);
   }
   Groups groups;
-  std::vector<int32_t> group_of(inputs);  // from 1; 0: no entry
+  std::vector<int32_t> places(inputs);  // of each column: how many entries, then where its next one goes
+  int32_t entries = 0;
   for (int64_t r = 0; r < count; ++r) {
-    for (int64_t e = input.starts[chosen[r]]; e < input.starts[chosen[r] + 1]; ++e) {
-      int32_t& group = group_of[input.columns[e]];
-      if (group == 0) {
-        groups.columns.push_back(input.columns[e]);
-        groups.starts.push_back(0);
-        group = static_cast<int32_t>(groups.count());
-      }
-      ++groups.starts[group];
+    const int32_t begin = input.starts[chosen[r]], end = input.starts[chosen[r] + 1];
+    for (int32_t e = begin; e < end; ++e) {
+      if (places[input.columns[e]]++ == 0) groups.columns.push_back(input.columns[e]);
     }
+    entries += end - begin;
   }
-  for (int64_t u = 0; u < groups.count(); ++u) groups.starts[u + 1] += groups.starts[u];
-  std::vector<int32_t> next(groups.starts.begin(), groups.starts.end() - 1);
-  groups.rows.resize(groups.starts.back());
-  groups.values.resize(groups.starts.back());
+  groups.starts.reserve(groups.count() + 1);
+  for (const int32_t column : groups.columns) {
+    const int32_t start = groups.starts.back();
+    groups.starts.push_back(start + places[column]);
+    places[column] = start;
+  }
+  groups.rows.resize(entries);
+  groups.values.resize(entries);
+  int32_t* const rows_to = groups.rows.data();
+  float* const values_to = groups.values.data();
   for (int64_t r = 0; r < count; ++r) {
-    for (int64_t e = input.starts[chosen[r]]; e < input.starts[chosen[r] + 1]; ++e) {
-      const int32_t place = next[group_of[input.columns[e]] - 1]++;
-      groups.rows[place] = static_cast<int32_t>(r);
-      groups.values[place] = input.values[e];
+    for (int32_t e = input.starts[chosen[r]]; e < input.starts[chosen[r] + 1]; ++e) {
+      const int32_t place = places[input.columns[e]]++;
+      rows_to[place] = static_cast<int32_t>(r);
+      values_to[place] = input.values[e];
     }
   }
   return groups;

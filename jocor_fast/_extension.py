@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -25,6 +26,11 @@ if _BUILD["compiler"] is not None:
 
 # The types of devices whose tensors the compiled operators take.
 DEVICES = () if compiled is None else ("cpu", "cuda", "meta") if compiled.has_cuda else ("cpu", "meta")
+
+
+def cpu_operator(name: str, plain: Callable[..., Any]) -> Callable[..., Any]:
+    """Return an operator of the trainer's own on CPU tensors, `plain` where nothing is compiled."""
+    return plain if compiled is None else getattr(torch.ops.jocor_fast, name).default
 
 
 def build_info() -> dict[str, Any]:

@@ -82,6 +82,14 @@ def _(grad: Tensor, logits1: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
     return logits1.new_empty(whole if needs_grad1 else none), logits1.new_empty(whole if needs_grad2 else none)
 
 
+@torch.library.register_fake("jocor_fast::perceptron_gradients")
+def _(
+    gradient: Tensor, inputs: Tensor, weight: Tensor, of_weight: Tensor, of_bias: Tensor, width: int
+) -> tuple[Tensor, Tensor]:
+    rows = torch.library.get_ctx().new_dynamic_size()
+    return gradient.new_empty((rows,), dtype=torch.int64), gradient.new_empty((rows, width))
+
+
 @torch.library.register_fake("jocor_fast::rows_without_zeros")
 def _(inputs: Tensor, scale: float) -> tuple[Tensor, Tensor, Tensor]:
     entries = torch.library.get_ctx().new_dynamic_size()

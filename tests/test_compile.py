@@ -23,9 +23,10 @@ def test_the_library_has_the_operators_that_are_tested():
         "joint_loss_backward",
         "linear_joint_loss",
         "linear_joint_loss_backward",
+        # "perceptron_…", "rows_…" and "sparse_…" are of CPU tensors alone: test_engine_paired.py, test_sparse_linear.py
+        "perceptron_gradients",
         "robust_loss",
         "robust_loss_backward",
-        # "rows_…" and "sparse_…" are of CPU tensors alone: test_sparse_linear.py
         "rows_without_zeros",
         "select_small_loss",
         "sparse_adam_catch_up_",
@@ -37,7 +38,7 @@ def test_the_library_has_the_operators_that_are_tested():
 
 
 @on_every_device
-@pytest.mark.parametrize("name", [name for name in OPERATORS if not name.startswith(("rows", "sparse"))])
+@pytest.mark.parametrize("name", [name for name in OPERATORS if not name.startswith(("perceptron", "rows", "sparse"))])
 def test_opcheck(name, device):
     operator = getattr(torch.ops.jocor_fast, name).default
     for sample in operator_samples(name, device):

@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations, prune
 
 from engine_cases import CLASSES, blobs, fit, pair_of, parameters, same_bits, settings, small_mlp
+from jocor_fast._extension import compiled
+from jocor_fast.engine import paired_mlp
 from jocor_fast.engine.networks import SeparateNetworks
 from jocor_fast.engine.paired_mlp import PairedMLP
 from jocor_fast.losses import jocor_loss
@@ -195,3 +197,53 @@ def test_a_gradient_hook_of_the_caller_is_heeded() -> None:
     before = networks[0][1].weight.clone()
     fit(settings(epochs=1), networks, blobs(40))
     assert torch.equal(before, networks[0][1].weight)
+
+
+def of_layer(networks: int, rows: int, hidden: int, outputs: int) -> list[Tensor]:
+    """What the backward pass of a layer takes, its inputs with gaps between their rows."""
+    draw = torch.Generator().manual_seed(rows)
+    apart = torch.randn(rows, networks * hidden + 3, generator=draw)
+    inputs = apart[:, : networks * hidden].unflatten(1, (networks, hidden)).transpose(0, 1).relu()
+    gradient = torch.randn(networks, rows, outputs, generator=draw)
+    weight = torch.randn(networks, outputs, hidden, generator=draw)
+    into = [torch.full_like(weight, 7.0), torch.full((networks, 1, outputs), 7.0)]
+    return [gradient, inputs, weight, *into]
+
+
+@pytest.mark.parametrize("operator", [paired_mlp.perceptron_gradients, paired_mlp._plain_gradients])
+@pytest.mark.parametrize("without", [0, 1, 5, 12])
+@pytest.mark.parametrize("networks", [1, 2])
+def test_a_layer_s_gradients_are_those_of_float64(
+    operator: Callable[..., tuple[Tensor, Tensor]], without: int, networks: int
+) -> None:
+    rows, hidden, width = 12, 5, 5 * networks + 6
+    given = of_layer(networks, rows, hidden, 3)
+    given[0][:, rows - without :] = 0.0
+    if without == 5:
+        given[0][-1, 2] = 0.0
+        given[0][-1, 3] = torch.tensor([0.0, torch.nan, 0.0])
+        given[1][0, 4, 1] = torch.nan
+    found, joined = operator(*given, width)
+    assert found.tolist() == [row for row in range(rows - without) if given[0][:, row].ne(0).any()]
+    gradient, inputs, weight = (tensor.double() for tensor in given[:3])
+    of_inputs = torch.where(inputs <= 0, 0.0, gradient @ weight)[:, found].transpose(0, 1).flatten(1)
+    wanted = torch.cat([of_inputs, of_inputs.new_zeros(len(found), 6)], 1)
+    inputs = inputs[:, found].transpose(1, 2)
+    sums = (inputs @ gradient[:, found]).transpose(1, 2), gradient[:, found].sum(1, keepdim=True)
+    for mine, theirs in zip((joined, *given[3:]), (wanted, *sums), strict=True):
+        torch.testing.assert_close(mine.double(), theirs, rtol=1e-5, atol=1e-5, equal_nan=True)
+
+
+@pytest.mark.skipif(compiled is None, reason="compiled kernels are hidden")
+def test_a_layer_s_gradients_pass_torch_s_checks_and_refuse_other_shapes() -> None:
+    given = of_layer(2, 9, 5, 3)
+    torch.library.opcheck(torch.ops.jocor_fast.perceptron_gradients.default, (*given, 10))
+    with pytest.raises(ValueError, match="width must be at least 10, got 9"):
+        paired_mlp.perceptron_gradients(*given, 9)
+    for place in range(len(given)):
+        for wrong, error in ((given[place][:, :, :2], ValueError), (given[place].double(), TypeError)):
+            changed = [*given[:place], wrong, *given[place + 1 :]]
+            with pytest.raises(error, match=r"must (have shape|be float32)"):
+                paired_mlp.perceptron_gradients(*changed, 10)
+    with pytest.raises(ValueError, match="gradient and inputs must have 3 dimensions"):
+        paired_mlp.perceptron_gradients(given[0][0], *given[1:], 10)

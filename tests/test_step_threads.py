@@ -73,10 +73,17 @@ def test_the_faster_number_is_taken_and_looked_for_again() -> None:
     assert made(step, 200, chosen) == {1}
     assert told == ["a step takes 1 ms with one thread and 3 ms with 2: one from here on"]
     step.seconds = {1: 1e-3, 2: 5e-4}
-    assert made(step, int(threads.PERIOD_SECONDS / 1e-3) + 300, chosen) == {2}
+    assert made(step, int(threads.FIRST_PERIOD_SECONDS / 1e-3) + 300, chosen) == {2}
     assert told[1:] == ["a step takes 1 ms with one thread and 0.5 ms with 2: 2 from here on"]
     chosen.rest()
     assert torch.get_num_threads() == 2
+
+
+def test_comparisons_become_rare() -> None:
+    step = Step()
+    made(step, 60_000, threads_of(step, []))
+    comparisons = step.made.count(2) // (threads.BLOCK_SECONDS / step.seconds[2])
+    assert 10 < comparisons < 16  # after 1, 3 and 7 seconds, then every 5
 
 
 def test_a_small_gain_changes_nothing() -> None:

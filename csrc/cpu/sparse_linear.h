@@ -30,29 +30,51 @@ JF_INLINE void add_weighted(Vector<float> (&sums)[vectors], const float* rows, i
   }
 }
 
-template <int vectors>
+// Of several rows at once: what one waits for, another computes.
+template <int vectors, int rows>
 JF_INLINE void linear_tile(const SparseLinearParams& params, int64_t i, int64_t j) {
   const SparseRows& input = params.input;
-  Vector<float> sums[vectors];
-  for (int v = 0; v < vectors; ++v) sums[v] = load(params.bias + j + v * kLanes);
-  add_weighted(sums, params.weight, params.width, input.columns, input.values, input.starts[i], input.starts[i + 1], j);
-  for (int v = 0; v < vectors; ++v) store(params.outputs + i * params.width + j + v * kLanes, sums[v]);
+  const float* weight = params.weight + j;
+  const int64_t width = params.width;
+  Vector<float> sums[rows][vectors];
+  int64_t together = input.starts[i + 1] - input.starts[i];
+  for (int r = 0; r < rows; ++r) {
+    for (int v = 0; v < vectors; ++v) sums[r][v] = load(params.bias + j + v * kLanes);
+    const int64_t length = input.starts[i + r + 1] - input.starts[i + r];
+    together = length < together ? length : together;
+  }
+  for (int64_t e = 0; e < together; ++e) {
+    for (int r = 0; r < rows; ++r) {
+      const int64_t entry = input.starts[i + r] + e;
+      const float* row = weight + input.columns[entry] * width;
+      const Vector<float> value = broadcast(input.values[entry]);
+      for (int v = 0; v < vectors; ++v) sums[r][v] += value * load(row + v * kLanes);
+    }
+  }
+  for (int r = 0; r < rows; ++r) {
+    add_weighted(sums[r], params.weight, width, input.columns, input.values, input.starts[i + r] + together,
+                 input.starts[i + r + 1], j);
+    for (int v = 0; v < vectors; ++v) store(params.outputs + (i + r) * width + j + v * kLanes, sums[r][v]);
+  }
 }
 
 // Tile by tile where a tile of the weight stays in the second cache; else row by row, and what an entry reads is read
-// whole. The sums are the same. A tile of the latter takes half of the registers, or three quarters of AVX-512's
+// whole. The sums are the same. Of 784 x 528 with 19 % filled, tiles of 48 outputs and four rows take .64 of the time of
+// tiles of 128 and one row (AVX-512). A tile of a row takes half of the registers, or three quarters of AVX-512's
 // thirty-two at 256 outputs.
 inline void sparse_linear(const SparseLinearParams& params, int64_t begin, int64_t end) {
-  constexpr int kNarrow = 8, kWide = JF_VECTOR_BYTES == 64 ? 16 : 8;
+  constexpr int kNarrow = 48 / kLanes, kRows = JF_VECTOR_BYTES == 64 ? 4 : 2, kWide = JF_VECTOR_BYTES == 64 ? 16 : 8;
   constexpr int64_t kCacheBytes = 1 << 19;
   if (params.inputs * kNarrow * JF_VECTOR_BYTES <= kCacheBytes) {
     for_each_tile<kNarrow>(params.width, [&](auto vectors, int64_t j) __attribute__((always_inline)) {
-      for (int64_t i = begin; i < end; ++i) linear_tile<vectors>(params, i, j);
+      int64_t i = begin;
+      for (; i + kRows <= end; i += kRows) linear_tile<vectors, kRows>(params, i, j);
+      for (; i < end; ++i) linear_tile<vectors, 1>(params, i, j);
     });
   } else {
     for (int64_t i = begin; i < end; ++i) {
       for_each_tile<kWide>(params.width, [&](auto vectors, int64_t j)
-                                             __attribute__((always_inline)) { linear_tile<vectors>(params, i, j); });
+                                             __attribute__((always_inline)) { linear_tile<vectors, 1>(params, i, j); });
     }
   }
 }

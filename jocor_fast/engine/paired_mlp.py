@@ -22,8 +22,10 @@ from collections.abc import Iterator, Sequence
 from itertools import accumulate
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
+from jocor_fast._extension import cpu_operator
 from jocor_fast.data.sparse import as_dense
 
 _ALIGNMENT = 16  # floats: each block starts on 64 bytes like a tensor of its own, for which products round the same way
@@ -44,6 +46,7 @@ class PairedMLP:
         flat, blocks = _aligned_blocks(shapes)
         flat_gradient, gradient_blocks = _aligned_blocks(shapes)
         self._weights, self._biases = blocks[::2], blocks[1::2]
+        self._first_width = self._biases[0].numel()  # of the first outputs' gradients, a row
         self._weight_gradients, self._bias_gradients = gradient_blocks[::2], gradient_blocks[1::2]
         for parameter, block in self._placement():
             block.copy_(parameter.data)
@@ -91,33 +94,31 @@ class PairedMLP:
     def backward(self, loss: Tensor) -> None:
         (gradient,) = torch.autograd.grad(loss, self._logits)
         first, *hidden = self._layer_inputs
-        rows = gradient.any(dim=(0, 2)).nonzero().flatten()
-        some = len(rows) < gradient.shape[1]
-        if some:  # the sums over rows that follow lose only zeros
-            gradient = gradient.index_select(1, rows)
-            hidden = [layer.index_select(1, rows) for layer in hidden]
+        networks = len(gradient)
+        rows: Tensor | None = None
         with torch.no_grad():
             for layer in reversed(range(1, len(self._weights))):
-                torch.bmm(gradient.transpose(1, 2), hidden[layer - 1], out=self._weight_gradients[layer])
-                torch.sum(gradient, 1, keepdim=True, out=self._bias_gradients[layer])
-                gradient = torch.bmm(gradient, self._weights[layer])
-                gradient = torch.ops.aten.threshold_backward(gradient, hidden[layer - 1], 0)
-            self._first_gradient(gradient, first, rows, some)
+                inputs = hidden[layer - 1] if rows is None else hidden[layer - 1].index_select(1, rows)
+                width = self._first_width if layer == 1 else networks * inputs.shape[2]
+                into = self._weight_gradients[layer], self._bias_gradients[layer]
+                found, joined = perceptron_gradients(gradient, inputs, self._weights[layer], *into, width)
+                rows = found if rows is None else rows[found]
+                gradient = joined[:, : networks * inputs.shape[2]].unflatten(1, (networks, -1)).transpose(0, 1)
+            assert rows is not None
             torch.sum(gradient, 1, keepdim=True, out=self._bias_gradients[0])
+            self._first_gradient(joined, first, rows)
 
     def _first_layer(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
         """Return what the gradient of the first weight needs of the inputs, and the outputs [networks, B, H]."""
         shared = as_dense(inputs).flatten(1).expand(len(self._linears[0]), -1, -1)  # [2, B, D] without a copy
         return shared, torch.baddbmm(self._biases[0], shared, self._weights[0].transpose(1, 2))
 
-    def _first_gradient(self, gradient: Tensor, first: Tensor, rows: Tensor, some: bool) -> None:
-        """Set the gradient of the first weight: `gradient` [networks, R, H] is that of the outputs in these rows.
-
-        `some`: whether these are not all.
-        """
-        if some:
+    def _first_gradient(self, gradient: Tensor, first: Tensor, rows: Tensor) -> None:
+        """Set the gradient of the first weight: [R, width] is that of the outputs of all networks in these rows."""
+        by_network = gradient.unflatten(1, (len(first), -1)).transpose(0, 1)
+        if len(rows) < first.shape[1]:
             first = first[0].index_select(0, rows).expand(len(first), -1, -1)
-        torch.bmm(gradient.transpose(1, 2), first, out=self._weight_gradients[0])
+        torch.bmm(by_network.transpose(1, 2), first, out=self._weight_gradients[0])
 
     def release(self) -> None:
         for parameter, _ in self._placement():
@@ -161,3 +162,20 @@ def _aligned_blocks(shapes: Sequence[tuple[int, ...]]) -> tuple[Tensor, list[Ten
     offsets = [0, *accumulate(-(-size.numel() // _ALIGNMENT) * _ALIGNMENT for size in sizes)]
     flat = torch.zeros(offsets[-1])
     return flat, [flat[at : at + size.numel()].view(size) for at, size in zip(offsets, sizes, strict=False)]
+
+
+def _plain_gradients(
+    gradient: Tensor, inputs: Tensor, weight: Tensor, weight_gradient: Tensor, bias_gradient: Tensor, width: int
+) -> tuple[Tensor, Tensor]:
+    rows = gradient.any(dim=(0, 2)).nonzero().flatten()
+    if len(rows) < gradient.shape[1]:  # the sums over rows lose only zeros
+        gradient, inputs = (of.index_select(1, rows) for of in (gradient, inputs))
+    torch.bmm(gradient.transpose(1, 2), inputs, out=weight_gradient)
+    torch.sum(gradient, 1, keepdim=True, out=bias_gradient)
+    of_inputs = torch.ops.aten.threshold_backward(torch.bmm(gradient, weight), inputs, 0)
+    joined = of_inputs.transpose(0, 1).flatten(1)
+    return rows, F.pad(joined, (0, width - joined.shape[1]))
+
+
+# csrc/perceptrons.cpp says what it takes and returns.
+perceptron_gradients = cpu_operator("perceptron_gradients", _plain_gradients)

@@ -14,13 +14,13 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from jocor_fast._extension import compiled
+from jocor_fast._extension import compiled, cpu_operator
 from jocor_fast.data.samples import InputSource, ResidentInputs, SparseInputs
 from jocor_fast.data.sparse import as_dense, is_sparse
 from jocor_fast.engine.paired_mlp import PairedMLP
@@ -58,6 +58,7 @@ class SparsePerceptrons(PairedMLP):
         width = (self._outputs + WIDTH_UNIT - 1) // WIDTH_UNIT // 2 * 2 + 1
         self._first = torch.zeros(first.in_features, width * WIDTH_UNIT)
         super().__init__(networks)
+        self._first_width = self._first.shape[1]
         self.stores_gradient = True
         self.first_gradient: FirstGradient | None = None
         self.first_weight = nn.Parameter(self._first)  # of the same memory
@@ -87,13 +88,11 @@ class SparsePerceptrons(PairedMLP):
             outputs = torch.addmm(bias, inputs.flatten(1), self._first)
         return inputs, outputs[:, : self._outputs].unflatten(1, (len(self._linears[0]), -1)).transpose(0, 1)
 
-    def _first_gradient(self, gradient: Tensor, first: Tensor, rows: Tensor, some: bool) -> None:
-        inputs, width = self._first.shape
-        joined = gradient.new_zeros(gradient.shape[1], width)
-        joined[:, : self._outputs].unflatten(1, (len(gradient), -1)).copy_(gradient.transpose(0, 1))
-        self.first_gradient = FirstGradient(first, rows, joined)
+    def _first_gradient(self, gradient: Tensor, first: Tensor, rows: Tensor) -> None:
+        self.first_gradient = FirstGradient(first, rows, gradient)
         if not self.stores_gradient:
             return
+        inputs, width = self._first.shape
         columns, values = sparse_linear_gradient(*self.first_gradient.parts, inputs)
         self.first_weight.grad = torch.sparse_coo_tensor(columns[None], values, (inputs, width), check_invariants=False)
 
@@ -144,10 +143,6 @@ def _plain_gradient(
     return found.long(), grad.new_zeros(len(found), grad.shape[1]).index_add_(0, place, products)
 
 
-def _operator(name: str, plain: Callable[..., Any]) -> Callable[..., Any]:
-    return plain if compiled is None else getattr(torch.ops.jocor_fast, name).default
-
-
 # csrc/sparse_linear.cpp says what they take and return.
-sparse_linear = _operator("sparse_linear", _plain_linear)
-sparse_linear_gradient = _operator("sparse_linear_gradient", _plain_gradient)
+sparse_linear = cpu_operator("sparse_linear", _plain_linear)
+sparse_linear_gradient = cpu_operator("sparse_linear_gradient", _plain_gradient)

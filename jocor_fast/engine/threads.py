@@ -2,7 +2,8 @@
 
 A step of a small network takes a millisecond. On cores that other programs use too, a thread that is ready waits longer
 than that for one that has lost its core, and two threads together are slower than one alone. How busy the cores are
-changes, so the run's own steps are timed with one thread and with all, when training begins and every few seconds.
+changes, so the run's own steps are timed with one thread and with all, when training begins and every few seconds (at
+first sooner: a process that has just started times badly).
 
 No result may depend on what else a machine has to do. Whether it would is tried out: a step is made with all threads
 and again, from the same state, with one, and the bits of all that it changes are compared. They are the same where each
@@ -28,7 +29,7 @@ from jocor_fast.engine.step import TrainingStep
 from jocor_fast.methods import StepLoss
 
 BLOCK_SECONDS, BLOCK_STEPS = 0.05, 4  # of steps with either number of threads that are compared, at least
-PERIOD_SECONDS = 5.0  # of steps from one comparison to the next
+FIRST_PERIOD_SECONDS, PERIOD_SECONDS = 1.0, 5.0  # of steps from one comparison to the next; it doubles up to the second
 MOST_COPIED = 2**22  # parameters, for a trial: where there are more, as with wide sparse rows, all threads have work
 GAIN = 0.9  # of the time: the other number is taken where it needs less than this
 
@@ -61,6 +62,7 @@ class StepThreads:
         self._tried: set[int] = set()  # numbers of rows that are kept
         self._times: dict[int, float] = {}  # seconds of a step by the number of threads, in a comparison
         self._comparing, self._told = True, False
+        self._period = FIRST_PERIOD_SECONDS
         self._begin_block()
 
     def __call__(
@@ -93,7 +95,8 @@ class StepThreads:
         self._steps += 1
         self._seconds += seconds
         if not self._comparing:
-            if self._seconds >= PERIOD_SECONDS:
+            if self._seconds >= self._period:
+                self._period = min(2 * self._period, PERIOD_SECONDS)
                 self._comparing, self._times = True, {}
                 self._begin_block()
         elif self._seconds >= BLOCK_SECONDS and self._steps >= BLOCK_STEPS:
