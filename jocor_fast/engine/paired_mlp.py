@@ -94,31 +94,33 @@ class PairedMLP:
     def backward(self, loss: Tensor) -> None:
         (gradient,) = torch.autograd.grad(loss, self._logits)
         first, *hidden = self._layer_inputs
-        networks = len(gradient)
-        rows: Tensor | None = None
+        networks, rows = len(gradient), None
         with torch.no_grad():
             for layer in reversed(range(1, len(self._weights))):
                 inputs = hidden[layer - 1] if rows is None else hidden[layer - 1].index_select(1, rows)
-                width = self._first_width if layer == 1 else networks * inputs.shape[2]
+                outputs = inputs.shape[2]
+                width = self._first_width if layer == 1 else networks * outputs
                 into = self._weight_gradients[layer], self._bias_gradients[layer]
                 found, joined = perceptron_gradients(gradient, inputs, self._weights[layer], *into, width)
                 rows = found if rows is None else rows[found]
-                gradient = joined[:, : networks * inputs.shape[2]].unflatten(1, (networks, -1)).transpose(0, 1)
+                gradient = joined.as_strided((networks, len(joined), outputs), (outputs, width, 1))
             assert rows is not None
             torch.sum(gradient, 1, keepdim=True, out=self._bias_gradients[0])
-            self._first_gradient(joined, first, rows)
+            self._first_gradient(gradient, joined, first, rows)
 
     def _first_layer(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
         """Return what the gradient of the first weight needs of the inputs, and the outputs [networks, B, H]."""
         shared = as_dense(inputs).flatten(1).expand(len(self._linears[0]), -1, -1)  # [2, B, D] without a copy
         return shared, torch.baddbmm(self._biases[0], shared, self._weights[0].transpose(1, 2))
 
-    def _first_gradient(self, gradient: Tensor, first: Tensor, rows: Tensor) -> None:
-        """Set the gradient of the first weight: [R, width] is that of the outputs of all networks in these rows."""
-        by_network = gradient.unflatten(1, (len(first), -1)).transpose(0, 1)
+    def _first_gradient(self, gradient: Tensor, joined: Tensor, first: Tensor, rows: Tensor) -> None:
+        """Set the gradient of the first weight: [networks, R, H] is that of the outputs in these rows.
+
+        `joined` [R, width] is the same, the networks next to each other.
+        """
         if len(rows) < first.shape[1]:
             first = first[0].index_select(0, rows).expand(len(first), -1, -1)
-        torch.bmm(by_network.transpose(1, 2), first, out=self._weight_gradients[0])
+        torch.bmm(gradient.transpose(1, 2), first, out=self._weight_gradients[0])
 
     def release(self) -> None:
         for parameter, _ in self._placement():

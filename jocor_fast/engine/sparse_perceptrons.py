@@ -86,10 +86,11 @@ class SparsePerceptrons(PairedMLP):
             outputs = sparse_linear(*_parts(inputs), self._first, bias)
         else:  # to evaluate on
             outputs = torch.addmm(bias, inputs.flatten(1), self._first)
-        return inputs, outputs[:, : self._outputs].unflatten(1, (len(self._linears[0]), -1)).transpose(0, 1)
+        networks, hidden = self._biases[0].shape[::2]
+        return inputs, outputs.as_strided((networks, len(outputs), hidden), (hidden, width, 1))
 
-    def _first_gradient(self, gradient: Tensor, first: Tensor, rows: Tensor) -> None:
-        self.first_gradient = FirstGradient(first, rows, gradient)
+    def _first_gradient(self, gradient: Tensor, joined: Tensor, first: Tensor, rows: Tensor) -> None:
+        self.first_gradient = FirstGradient(first, rows, joined)
         if not self.stores_gradient:
             return
         inputs, width = self._first.shape
