@@ -2,8 +2,8 @@
 
 1. The two differences of recipe `published`, at most 401 batches an epoch and β1 .1 from epoch 80, one at a time.
 2. The faults of Co-teaching+'s published code (published_faults.py), one at a time.
-3. F-correction: the true T or its estimate, a second softmax before or after T, at most 401 batches or all. The
-   estimate is that of `--method f-correction`, one for each noise: its network trains on 375 batches either way.
+3. F-correction: the true T or its estimate, a second softmax before or after T, at most 401 batches or all, and β1.
+   The estimate is that of `--method f-correction`, one for each noise: its network trains on 375 batches either way.
 4. JoCoR at symmetric 80 %: ten seeds, three λ.
 5. The table by both recipes, five seeds.
 

@@ -154,6 +154,7 @@ class Runs:
     def _fcorrection(self) -> None:
         for noise in NOISES:  # first, for the estimates
             self._add(3, 0, noise, "f-correction", seed=1)
+            self._add(3, 0, noise, "f-correction", seed=1, name="f-correction-beta1", settings=BETA1)
         for cap, source, second in product(({}, CAP), ("true", "estimated"), SECOND_SOFTMAX):
             if (source, second, cap) == ("estimated", "none", {}):
                 continue
