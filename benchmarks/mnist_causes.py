@@ -1,6 +1,7 @@
 """Why cells of MNIST's table miss the paper's figures: the differences taken apart, a run at a time.
 
-1. The two differences of recipe `published`, at most 401 batches an epoch and β1 .1 from epoch 80, one at a time.
+1. The two differences of recipe `published`, at most 401 batches an epoch and β1 .1 from epoch 80, one at a time; and
+   the whole recipe, which also rounds the number of kept rows down, with the noise drawn for each seed.
 2. The faults of Co-teaching+'s published code (published_faults.py), one at a time.
 3. F-correction: the true T or its estimate, a second softmax before or after T, at most 401 batches or all, and β1.
    The estimate is that of `--method f-correction`, one for each noise: its network trains on 375 batches either way.

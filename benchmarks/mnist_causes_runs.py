@@ -25,6 +25,7 @@ NOISES = {noise.name: noise for noise in TABLE.noises}
 EIGHTY = "symmetric-0.8"
 CAP, BETA1 = {"max_batches": 401}, {"beta1_after": 0.1}
 DIFFERENCES: Mapping[str, Mapping[str, Any]] = {"cap": CAP, "beta1": BETA1, "cap-beta1": {**CAP, **BETA1}}
+DRAWN = "published-noise-by-seed"
 TAKEN_APART = (
     ("symmetric-0.5", "standard", None),
     ("symmetric-0.5", "decoupling", None),
@@ -193,6 +194,8 @@ class Runs:
                 self._add(1, rank, noise, method, seed)
             for name, settings in DIFFERENCES.items():
                 self._add(1, rank, noise, method, seed, name=f"{title}-{name}", settings={**chosen, **settings})
+            drawn = {**chosen, "noise_seed": seed}
+            self._add(1, rank, noise, method, seed, name=f"{title}-{DRAWN}", recipe="published", settings=drawn)
 
     def _lambdas(self) -> None:
         for seed, co_lambda in product(range(1, 11), LAMBDAS):

@@ -18,6 +18,7 @@ from jocor_fast.paper.results import PaperResult, paper_result, rerun_result
 from jocor_fast.report.summary import best_epoch, last_mean, mean_and_std
 from mnist_causes_runs import (
     DIFFERENCES,
+    DRAWN,
     EIGHTY,
     LAMBDAS,
     NOISES,
@@ -136,6 +137,7 @@ def differences(finished: Finished) -> str:
     titles = {"cap": "at most 401 batches an epoch", "beta1": BETA1_TITLE, "cap-beta1": "both"}
     rows = [("by the paper's text", runs("paper", "paper"))]
     rows += [(titles[name], runs(name, "paper")) for name in DIFFERENCES]
+    rows.append(("recipe `published`, the noise drawn for each seed", runs(DRAWN, "paper")))
     published = [
         [of_table(noise, method, seed, "published") for seed in seeds if co_lambda is None]
         for noise, method, co_lambda in TAKEN_APART
