@@ -97,9 +97,10 @@ std::tuple<Tensor, Tensor> perceptron_gradients(const Tensor& gradient, const Te
 }
 
 TORCH_LIBRARY_FRAGMENT(jocor_fast, m) {
-  m.def("perceptron_gradients(Tensor gradient, Tensor inputs, Tensor weight, Tensor(a!) weight_gradient, "
-        "Tensor(b!) bias_gradient, int width) -> (Tensor rows, Tensor gradients)",
-        {at::Tag::pt2_compliant_tag});
+  m.def(
+      "perceptron_gradients(Tensor gradient, Tensor inputs, Tensor weight, Tensor(a!) weight_gradient, "
+      "Tensor(b!) bias_gradient, int width) -> (Tensor rows, Tensor gradients)",
+      {at::Tag::pt2_compliant_tag});
 }
 
 TORCH_LIBRARY_IMPL(jocor_fast, CPU, m) { m.impl("perceptron_gradients", &perceptron_gradients); }

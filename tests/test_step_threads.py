@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import jocor_fast as jf
-from jocor_fast.engine import threads
+from jocor_fast.engine import loop, threads
 from jocor_fast.engine.plan import StepRates
 from jocor_fast.engine.processes import ALONE
 from jocor_fast.engine.threads import StepThreads
@@ -180,3 +180,20 @@ def test_a_run_has_the_same_bits_whatever_is_chosen_and_puts_torchs_threads_back
 def test_a_number_of_threads_must_be_at_least_one() -> None:
     with pytest.raises(ValueError, match="threads must be at least 1, got 0"):
         trained(0)
+
+
+def test_an_epoch_is_evaluated_with_the_threads_of_its_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threads, "BLOCK_SECONDS", 0.0)
+    monkeypatch.setattr(threads, "BLOCK_STEPS", 1)
+    monkeypatch.setattr(threads, "GAIN", 1e9)  # the other number is taken
+    monkeypatch.setattr(threads, "FIRST_PERIOD_SECONDS", 1e9)
+    counted, used = loop.count_correct, list[int]()
+
+    def count_correct(*given: Any) -> Tensor:
+        used.append(torch.get_num_threads())
+        return counted(*given)
+
+    monkeypatch.setattr(loop, "count_correct", count_correct)
+    trained(None)
+    assert set(used) == {1}
+    assert torch.get_num_threads() == 2

@@ -78,10 +78,10 @@ def train(state: TrainingState, epochs: Iterable[int], observer: Observer) -> Fa
                     log.record(outcome)
                     state.history.note(samples, labels, outcome)
                 observer.on_step(epoch, log)
-        state.threads.rest()
         state.history.record_noted()
         log.seconds += _seconds_since(started, state.device)
         line, fault = evaluate_epoch(state, plan, log)
+        state.threads.rest()
         observer.on_epoch(EpochEvent(epoch, trained_epochs(settings.epochs, settings.recipe), line, fault))
         if fault is not None:
             return fault

@@ -12,6 +12,8 @@ threads share a sum, as MKL and oneDNN let them in single products and convoluti
 trial holds for the shapes of its batch, so there is one in every epoch that keeps another number of rows. It passes the
 batch through the networks twice, which torch's own modules do not show afterwards; others may keep more (a counter, a
 tensor that is no buffer), and their steps keep all threads too.
+
+An epoch's evaluation, which passes other rows through the same networks, has the threads of the steps before it.
 """
 
 from __future__ import annotations
