@@ -10,7 +10,7 @@ random order, stopped in between; a contender's figure is the median of its fast
 without the road for inputs with many zeros. --filled times these two roads alone, on random inputs of which such a
 share is not 0, to see where they are as fast.
 
-Writes mnist_epoch.json and mnist_epoch.md, with --filled 0.3 mnist_epoch_0.3.json and .md.
+Writes mnist_epoch.json and mnist_epoch.md, with --filled 0.5 mnist_epoch_0.5.json and .md.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """One or two multi-layer perceptrons on sparse rows, whose first layer reads the stored entries alone.
 
 Dense inputs with many zeros, as MNIST's, are made sparse for them where a run begins: with 19 % of the numbers not 0 an
-epoch takes 0.57 s instead of 0.80 (benchmarks/mnist_epoch.py). Their share decides, not a timing: sums have another
+epoch takes 0.33 s instead of 0.62 (benchmarks/mnist_epoch.py). Their share decides, not a timing: sums have another
 order, and the bits of a run must not depend on what else the machine does.
 
 What an input's number is multiplied with is contiguous in the storage of the first weights, those of both networks next
@@ -26,7 +26,7 @@ from jocor_fast.data.sparse import as_dense, is_sparse
 from jocor_fast.engine.paired_mlp import PairedMLP
 
 WIDTH_UNIT = 16  # of the kernels, see csrc/sparse_linear.h: a cache line of 64 bytes
-MOST_FILLED = 0.25  # of dense inputs that are not 0: at 0.3 dense products take a twelfth longer (mnist_epoch.py)
+MOST_FILLED = 0.5  # of dense inputs that are not 0: there dense products take a quarter longer (mnist_epoch.py --filled)
 MOST_ENTRIES = 2**27  # that are not 0, of eight bytes each next to the dense inputs
 
 
