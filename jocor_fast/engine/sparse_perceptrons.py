@@ -26,7 +26,7 @@ from jocor_fast.data.sparse import as_dense, is_sparse
 from jocor_fast.engine.paired_mlp import PairedMLP
 
 WIDTH_UNIT = 16  # of the kernels, see csrc/sparse_linear.h: a cache line of 64 bytes
-MOST_FILLED = 0.5  # of dense inputs that are not 0: there dense products take a quarter longer (mnist_epoch.py --filled)
+MOST_FILLED = 0.5  # of dense inputs that are not 0: there dense products take a quarter longer (mnist_epoch.py)
 MOST_ENTRIES = 2**27  # that are not 0, of eight bytes each next to the dense inputs
 
 
