@@ -146,7 +146,7 @@ def main() -> None:
         seconds[name] = {str(of): of.seconds for of in arrangements}
     text = (
         f"Steps of JoCoR per second, of all runs at once together; medians of {given.rounds} turns. "
-        "By `python benchmarks/jobs_and_threads.py`.\n\n"
+        f"By `python benchmarks/jobs_and_threads.py --rounds {given.rounds}`.\n\n"
         f"{markdown_table(['', 'at once', 'steps per second', 'share of the first'], rows)}\n{described('threads')}\n"
     )
     write("jobs_and_threads", text, {"seconds": seconds}, given.output)

@@ -121,7 +121,9 @@ def median_us(work: Callable[[], object]) -> float:
 
 def layer_times(matrix: scipy.sparse.csr_matrix) -> dict[str, dict[str, float]]:
     """Microseconds of the first layer of two networks on these rows, by direction and way."""
-    batch, width, inputs = csr_inputs(matrix, "batch"), 2 * HIDDEN, matrix.shape[1]
+    batch, inputs = csr_inputs(matrix, "batch"), matrix.shape[1]
+    pair_of = [mlp(inputs, CLASSES, HIDDEN) for _ in range(2)]
+    width = sparse_perceptrons.SparsePerceptrons(pair_of).first_weight.shape[1]  # as the trainer stores it
     parts, rows = (batch.crow_indices(), batch.col_indices(), batch.values()), torch.arange(BATCH)
     weight, bias, grad = torch.randn(inputs, width), torch.randn(width), torch.randn(BATCH, width)
     shared, pair = batch.to_dense().expand(2, -1, -1), torch.randn(2, HIDDEN, inputs)

@@ -175,6 +175,9 @@ def test_a_run_of_each_experiment_and_their_tables(
     assert runs[names[0]]["max_batches"] == str(CAP["max_batches"])
     epochs = list(csv.DictReader(gzip.decompress((folder / "epochs.csv.gz").read_bytes()).decode().splitlines()))
     assert len(epochs) == sum(int(line["epochs"]) for line in runs.values())
+    written = {file.name: file.read_bytes() for file in folder.iterdir()}
+    collect(Path("empty"), folder)  # what was collected before stays
+    assert {file.name: file.read_bytes() for file in folder.iterdir()} == written
 
 
 def test_the_queue_begins_with_single_seeds_and_names_every_run_once(tmp_path: Path) -> None:

@@ -58,10 +58,9 @@ JF_INLINE void linear_tile(const SparseLinearParams& params, int64_t i, int64_t 
   }
 }
 
-// Tile by tile where a tile of the weight stays in the second cache; else row by row, and what an entry reads is read
-// whole. The sums are the same. Of 784 x 528 with 19 % filled, tiles of 48 outputs and four rows take .64 of the time
-// of tiles of 128 and one row (AVX-512). A tile of a row takes half of the registers, or three quarters of AVX-512's
-// thirty-two at 256 outputs.
+// Tile by tile where a tile of the weight stays in the second cache, several rows at once; else row by row, and what an
+// entry reads is read whole. The sums are the same. A tile of a row takes half of the registers, or three quarters of
+// AVX-512's thirty-two at 256 outputs.
 inline void sparse_linear(const SparseLinearParams& params, int64_t begin, int64_t end) {
   constexpr int kNarrow = 48 / kLanes, kRows = JF_VECTOR_BYTES == 64 ? 4 : 2, kWide = JF_VECTOR_BYTES == 64 ? 16 : 8;
   constexpr int64_t kCacheBytes = 1 << 19;

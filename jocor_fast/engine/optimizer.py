@@ -128,7 +128,7 @@ class DeferringAdam(FusedAdam):
             self._rates = torch.cat((self._rates, torch.zeros_like(self._rates)))
         self._count += 1
         rate, root = float(lr) / (1 - beta1**self._count), (1 - ADAM_BETA2**self._count) ** -0.5
-        self._rates.numpy()[self._count - 1] = beta1, rate, root  # a tenth of the time that a tensor's own takes
+        self._rates.numpy()[self._count - 1] = beta1, rate, root  # no tensor is made for them
         assert gradient is not None
         torch.ops.jocor_fast.sparse_adam_step_(*self._first_state(), *gradient.parts, ADAM_BETA2, ADAM_EPSILON)
 
