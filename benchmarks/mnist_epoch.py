@@ -1,6 +1,6 @@
 """Time an MNIST epoch of JoCoR with its evaluation against plain PyTorch loops of the same recipe, on the CPU.
 
-    JOCOR_FAST_DATA=DIR python benchmarks/mnist_epoch.py [--rounds N] [--filled SHARE] [--output DIR]
+    JOCOR_FAST_DATA=DIR python benchmarks/mnist_epoch.py [--rounds N] [--filled SHARE | --denormals] [--output DIR]
 
 Symmetric noise at 50 %, two perceptrons 784-256-10, batch 128, Adam at 0.001, half of the rows kept, and after each
 epoch both networks on the 10,000 test images. The loops hold all data in memory as float32 and compute the loss as a
@@ -10,7 +10,11 @@ random order, stopped in between; a contender's figure is the median of its fast
 without the road for inputs with many zeros. --filled times these two roads alone, on random inputs of which such a
 share is not 0, to see where they are as fast.
 
-Writes mnist_epoch.json and mnist_epoch.md, with --filled 0.5 mnist_epoch_0.5.json and .md.
+All take denormal numbers as 0, as our trainer sees to by itself. --denormals times what that gains: each contender but
+the compiled one also with these numbers kept, to which Adam's moments decay in the first epochs.
+
+Writes mnist_epoch.json and mnist_epoch.md; with --filled 0.5 mnist_epoch_0.5.json and .md, with --denormals
+mnist_epoch_denormals.json and .md.
 """
 
 from __future__ import annotations
@@ -30,6 +34,7 @@ from jocor_fast.engine import loop, sparse_perceptrons
 from jocor_fast.engine.loop import Observer
 from jocor_fast.engine.settings import TrainSettings
 from jocor_fast.engine.state import TrainingState
+from jocor_fast.machine import flush_denormals
 from jocor_fast.models.networks import build_model
 from record import described, parser, write
 from turns import seconds, serve, table, take_turns
@@ -38,6 +43,7 @@ BATCH, KEPT, ROUNDS = 128, 64, 15
 EAGER, COMPILED = "plain loop, eager", "plain loop, torch.compile"
 OURS, DENSE = "jocor_fast", "jocor_fast, dense products"
 CONTENDERS = (EAGER, COMPILED, OURS, DENSE)
+KEPT_DENORMALS = ", denormal numbers kept"
 
 
 def data_of(filled: float | None) -> tuple[Samples, Samples]:
@@ -108,6 +114,8 @@ class OurLoop:
 def contender(name: str, filled: float | None) -> PlainLoop | OurLoop:
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     torch.manual_seed(0)
+    flush_denormals(not name.endswith(KEPT_DENORMALS))
+    name = name.removesuffix(KEPT_DENORMALS)
     train, test = data_of(filled)
     if name == DENSE or filled is not None:
         sparse_perceptrons.MOST_FILLED = 0.0 if name == DENSE else 1.0
@@ -119,22 +127,31 @@ def contender(name: str, filled: float | None) -> PlainLoop | OurLoop:
 def main() -> None:
     parse = parser(__doc__)
     parse.add_argument("--rounds", type=int, default=ROUNDS, help=f"epochs of each, default {ROUNDS}")
-    parse.add_argument("--filled", type=float, help="share of random inputs that is not 0")
+    kind = parse.add_mutually_exclusive_group()
+    kind.add_argument("--filled", type=float, help="share of random inputs that is not 0")
+    kind.add_argument("--denormals", action="store_true", help="also with denormal numbers kept")
     parse.add_argument("--serve", help="for the script itself")
     given = parse.parse_args()
     if given.serve:
         serve(contender(given.serve, given.filled).epoch)
         return
-    asked = [] if given.filled is None else ["--filled", str(given.filled)]
-    names = (OURS, DENSE) if asked else CONTENDERS
+    asked, what, table_of = list[str](), "MNIST,", "mnist_epoch"
+    names: tuple[str, ...] = CONTENDERS
+    if given.filled is not None:
+        asked, names = ["--filled", str(given.filled)], (OURS, DENSE)
+        what = f"random inputs of MNIST's shape, {given.filled:.0%} not 0, read as sparse rows,"
+        table_of += f"_{given.filled}"
+    elif given.denormals:
+        asked = ["--denormals"]
+        names = tuple(name + kept for name in (EAGER, OURS, DENSE) for kept in ("", KEPT_DENORMALS))
+        table_of += "_denormals"
     processes = take_turns({name: [__file__, "--serve", name, *asked] for name in names}, given.rounds)
-    what = f"random inputs of MNIST's shape, {given.filled:.0%} not 0, read as sparse rows," if asked else "MNIST,"
     text = (
         f"An epoch of JoCoR with its evaluation, {what} median of {given.rounds} epochs in turns, each contender's "
         f"fastest setting. By `{' '.join(['python benchmarks/mnist_epoch.py', *asked])}`.\n\n"
         f"{table(processes, OURS)}\n{described('threads')}\n"
     )
-    write("_".join(["mnist_epoch", *asked[1:]]), text, {"seconds": seconds(processes)}, given.output)
+    write(table_of, text, {"seconds": seconds(processes)}, given.output)
 
 
 if __name__ == "__main__":

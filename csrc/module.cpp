@@ -1,5 +1,7 @@
 // jocor_fast._C. Importing it registers the operators; it also exposes them without their Python front, the three steps
 // without autograd and without the dispatcher, for the benches, and what this build is.
+#include <ATen/Context.h>
+#include <ATen/Parallel.h>
 #include <torch/csrc/utils/pybind.h>
 
 #include <tuple>
@@ -46,6 +48,12 @@ void def_eager(py::module_& m, const char* name, Result (*function)(Arguments...
       py::call_guard<py::gil_scoped_release>());
 }
 
+// As torch.set_flush_denormal, which reaches the calling thread alone: here the threads that compute with it too.
+bool set_flush_denormal(bool on) {
+  at::parallel_for(0, at::get_num_threads(), 1, [on](int64_t, int64_t) { at::Context::setFlushDenormal(on); });
+  return at::Context::setFlushDenormal(on);
+}
+
 }  // namespace
 
 PYBIND11_MODULE(_C, m) {
@@ -82,6 +90,8 @@ PYBIND11_MODULE(_C, m) {
       py::arg("grad"), py::arg("logits1"), py::arg("logits2"), py::arg("target"), py::arg("statistics"),
       py::arg("selected"), py::arg("num_selected"), py::arg("co_lambda"),
       "Step 3: gradients of the mean loss of the selected rows.");
+  m.def("set_flush_denormal", &set_flush_denormal, py::arg("on"), py::call_guard<py::gil_scoped_release>(),
+        "Let torch's threads on the CPU take denormal numbers as 0, or not; returns whether the processor can.");
   m.def("num_keep", &jocor_fast::num_keep, py::arg("n"), py::arg("forget_rate"), py::arg("round_up"));
   m.def("cpu_instruction_set", &jocor_fast::cpu::instruction_set, "The one in use.");
   m.def("cpu_instruction_sets", &jocor_fast::cpu::instruction_sets, "Those compiled in.");

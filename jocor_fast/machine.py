@@ -109,6 +109,10 @@ def own_modes(device: torch.device) -> Iterator[None]:
 
     New tensors are float32, as inputs are, whatever torch.set_default_dtype says.
 
+    On the CPU, denormal numbers (in float32 those below 1.2e-38) count as 0: Adam's moments decay to them where a
+    gradient stays 0, and get no further, and on some processors an epoch on them takes twice as long
+    (benchmarks/mnist_epoch.py --denormals).
+
     Autocast's cache is off: it keeps cast weights until the outermost context ends, and later steps would compute with
     the weights of the first.
     """
@@ -116,12 +120,37 @@ def own_modes(device: torch.device) -> Iterator[None]:
 
     autocast = torch.autocast(device.type, enabled=False, cache_enabled=False)
     default = torch.get_default_dtype()
+    flushed = flushes_denormals()
     torch.set_default_dtype(torch.float32)
+    flush_denormals(True)
     try:
         with torch.inference_mode(False), torch.enable_grad(), autocast:
             yield
     finally:
         torch.set_default_dtype(default)
+        flush_denormals(flushed)
+
+
+def flushes_denormals() -> bool:
+    """Return whether this thread takes denormal numbers as 0."""
+    import torch
+
+    return (torch.tensor([torch.finfo(torch.float32).tiny], device="cpu") / 2).item() == 0.0
+
+
+def flush_denormals(on: bool) -> None:
+    """Have this thread, and those with which it computes on the CPU, take denormal numbers as 0, or not.
+
+    Where nothing is compiled, it reaches the threads that torch starts afterwards alone, which begin as this one is.
+    """
+    import numpy as np
+    import torch
+
+    from jocor_fast._extension import compiled
+
+    for dtype in (np.float32, np.float64):  # kept by NumPy, which may warn (1.26) where it first asks afterwards
+        np.finfo(dtype)
+    (torch if compiled is None else compiled).set_flush_denormal(on)
 
 
 def describe_environment(device: torch.device) -> dict[str, Any]:

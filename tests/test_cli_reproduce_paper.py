@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +18,8 @@ from jocor_fast.cli.program import main
 from jocor_fast.config.resolve import Config, resolve
 from jocor_fast.config.task import build_task
 from jocor_fast.data.catalogue import DATASETS
+from jocor_fast.data.samples import Samples
+from jocor_fast.engine.settings import TrainSettings
 from jocor_fast.methods import METHODS
 from jocor_fast.noise_kinds import Noise
 from jocor_fast.paper import plan, run_queue
@@ -322,6 +325,9 @@ def assert_shape_is_that_of(flags: dict[str, str | bool]) -> None:
     assert shape is not None
     assert (len(task.train.labels), len(task.test.labels)) == (shape.train, shape.test)
     assert (task.dataset.input_shape, config.model) == (shape.sample, entry.model)
+    inputs = task.train.inputs
+    assert isinstance(inputs, torch.Tensor)
+    assert shape.filled == pytest.approx(int(inputs.count_nonzero()) / inputs.numel(), abs=0.001)
     assert expected == config.forget_rate
 
 
@@ -334,6 +340,24 @@ def test_the_estimate_knows_the_shape_of_mnist_and_its_classes(data_root: Path) 
     if not (data_root / "mnist").is_dir():
         pytest.skip("no MNIST in the folder that JOCOR_FAST_DATA names")
     assert_shape_is_that_of({"dataset": "mnist", "noise": "asymmetric", "data_root": str(data_root)})
+
+
+def test_the_estimate_is_of_inputs_with_as_many_zeros_as_the_data_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    trained: list[Samples] = []
+
+    def fitted(settings: TrainSettings, networks: object, train: Samples, **rest: object) -> object:
+        trained.append(train)
+        return SimpleNamespace(metrics=[{"seconds": 1.0, "eval_seconds": 1.0}])
+
+    monkeypatch.setattr(plan, "fit", fitted)
+    for dataset, expected in {"mnist": 0.191, "fashion-mnist": 0.498, "cifar10": 1.0}.items():
+        trained.clear()
+        plan.StepTimes(1).of_epoch(resolve({"dataset": dataset, "noise": "symmetric", "noise_rate": "0.5"}))
+        for samples in trained:
+            assert isinstance(samples.inputs, torch.Tensor)
+            filled = int(samples.inputs.count_nonzero()) / samples.inputs.numel()
+            assert filled == pytest.approx(expected, abs=0.01)
+        assert trained
 
 
 def test_a_network_that_cannot_be_estimated_leaves_the_threads_as_they_were() -> None:

@@ -204,7 +204,17 @@ def _shape(task: Task) -> DataShape:
         val=0 if dataset.val is None else len(dataset.val.labels),
         sample=dataset.input_shape,
         class_counts=tuple(np.bincount(task.given_labels, minlength=dataset.num_classes).tolist()),
+        filled=_filled(task.train.inputs),
     )
+
+
+def _filled(inputs: object) -> float:
+    import torch
+
+    if not is_tensor(inputs):
+        return 1.0
+    numbers = inputs.values() if inputs.layout == torch.sparse_csr else inputs
+    return int(torch.count_nonzero(numbers)) / max(1, inputs.numel())
 
 
 def _threads(config: Config) -> int:

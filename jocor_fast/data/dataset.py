@@ -144,6 +144,7 @@ class DataShape:
         train, test, val: how many samples; val: in a validation set of its own.
         sample: the shape of one, as `jocor_fast.models.networks.build_model` takes it.
         class_counts: training samples of each class, or numbers in the same proportions.
+        filled: the share of the inputs' numbers that are not 0, where others take less time.
     """
 
     train: int
@@ -151,6 +152,7 @@ class DataShape:
     sample: tuple[int, ...]
     class_counts: tuple[int, ...]
     val: int = 0
+    filled: float = 1.0
 
 
 @dataclass(frozen=True)

@@ -25,4 +25,5 @@ def load_digits(wanted: Wanted) -> Dataset:
     )
 
 
-DIGITS = Entry("digits", load_digits, place="part of scikit-learn", shape=DataShape(1437, 360, (8, 8), (1,) * 10))
+SHAPE = DataShape(1437, 360, (8, 8), (1,) * 10, filled=0.511)
+DIGITS = Entry("digits", load_digits, place="part of scikit-learn", shape=SHAPE)

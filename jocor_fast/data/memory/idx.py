@@ -143,8 +143,8 @@ def _downloaded(wanted: Wanted) -> dict[str, Path]:
 
 
 _MNIST_COUNTS = (5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949)
-_SHAPES = {"mnist": _MNIST_COUNTS, "fashion-mnist": (6000,) * 10}
+_SHAPES = {"mnist": (_MNIST_COUNTS, 0.191), "fashion-mnist": ((6000,) * 10, 0.498)}
 IDX = [
-    Entry(name, load_idx_dataset, find_idx_dataset, shape=DataShape(60_000, 10_000, (28, 28), counts))
-    for name, counts in _SHAPES.items()
+    Entry(name, load_idx_dataset, find_idx_dataset, shape=DataShape(60_000, 10_000, (28, 28), counts, filled=filled))
+    for name, (counts, filled) in _SHAPES.items()
 ]
