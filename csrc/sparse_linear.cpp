@@ -21,6 +21,24 @@ namespace {
 
 constexpr int64_t kNumbersPerThread = 32768;  // of float32 to read or write, about: see split_rows
 
+// Shares `rows` rows or groups between the threads. Where it stays in the cache, a thread has the same columns of the
+// weight, which has `inputs` rows, in every operator: shared by rows, two cores would read what the other has written,
+// and Adam took longer with two threads than with one. A larger weight is read whole rows at a time.
+template <class Work>
+void share_out(int64_t rows, int64_t inputs, int64_t width, int64_t numbers_a_row, const Work& work) {
+  const int64_t useful = std::max<int64_t>(1, rows * numbers_a_row / kNumbersPerThread);
+  const int64_t threads = std::min<int64_t>(at::get_num_threads(), useful);
+  const int64_t tiles = tile_stays_in_cache(inputs) ? (width + kTileWidth - 1) / kTileWidth : 1;
+  const int64_t across = std::clamp<int64_t>(threads, 1, std::max<int64_t>(1, tiles)), down = threads / across;
+  const auto column = [&](int64_t part) { return part == across ? width : tiles * part / across * kTileWidth; };
+  at::parallel_for(0, across * down, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t part = begin; part < end; ++part) {
+      const int64_t of_columns = part / down, of_rows = part % down;
+      work(Share{rows * of_rows / down, rows * (of_rows + 1) / down, column(of_columns), column(of_columns + 1)});
+    }
+  });
+}
+
 void check_tensor(const Tensor& tensor, const char* name, at::ScalarType type, int64_t dims) {
   TORCH_CHECK_TYPE(tensor.scalar_type() == type, name, " must be of type ", type, ", got ", dtype_name(tensor));
   TORCH_CHECK_VALUE(tensor.dim() == dims && tensor.is_contiguous(), name, " must be contiguous, of ", dims,
@@ -150,8 +168,8 @@ Tensor sparse_linear(const Tensor& starts, const Tensor& columns, const Tensor& 
                                   weight.size(0),
                                   width};
   const int64_t numbers_a_row = width * (1 + columns.size(0) / std::max<int64_t>(1, count));
-  at::parallel_for(0, count, std::max<int64_t>(1, kNumbersPerThread / std::max<int64_t>(1, numbers_a_row)),
-                   [&](int64_t begin, int64_t end) { cpu::sparse_linear(params, begin, end); });
+  share_out(count, weight.size(0), width, numbers_a_row,
+            [&](const Share& share) { cpu::sparse_linear(params, share); });
   return outputs;
 }
 
@@ -212,10 +230,6 @@ Groups group_by_column(const Tensor& starts, const Tensor& columns, const Tensor
   return groups;
 }
 
-int64_t groups_per_thread(int64_t width) {
-  return std::max<int64_t>(1, kNumbersPerThread / std::max<int64_t>(1, 4 * width));
-}
-
 // `steps` float64 [S, 3] are the AdamSteps so far.
 SparseAdamParams adam_params(const Tensor& weight, const Tensor& moments, const Tensor& squares, const Tensor& seen,
                              const Tensor& current, const Tensor& steps, double beta2, double epsilon) {
@@ -260,8 +274,8 @@ std::tuple<Tensor, Tensor> sparse_linear_gradient(const Tensor& starts, const Te
   Tensor gradients = at::empty({groups.count(), grad.size(1)}, grad.options());
   std::copy(groups.columns.begin(), groups.columns.end(), found.mutable_data_ptr<int64_t>());
   const SparseGradientParams params = groups.params(grad, gradients.mutable_data_ptr<float>());
-  at::parallel_for(0, groups.count(), groups_per_thread(params.width),
-                   [&](int64_t begin, int64_t end) { cpu::sparse_gradients(params, begin, end); });
+  share_out(groups.count(), inputs, params.width, 4 * params.width,
+            [&](const Share& share) { cpu::sparse_gradients(params, share); });
   return {found, gradients};
 }
 
@@ -277,10 +291,11 @@ void sparse_adam_step_(const Tensor& weight, const Tensor& moments, const Tensor
   const SparseGradientParams gradient = groups.params(grad, nullptr);
   SparseAdamParams before = params;
   before.step = params.step - 1;
-  at::parallel_for(0, groups.count(), groups_per_thread(params.width), [&](int64_t begin, int64_t end) {
-    for (int64_t u = begin; u < end; ++u) cpu::sparse_adam_catch_up(before, groups.columns[u]);
-    cpu::sparse_adam_step(params, gradient, groups.columns.data(), begin, end);
+  share_out(groups.count(), weight.size(0), params.width, 4 * params.width, [&](const Share& share) {
+    cpu::sparse_adam_catch_up(before, groups.columns.data(), share);
+    cpu::sparse_adam_step(params, gradient, groups.columns.data(), share);
   });
+  for (const int32_t column : groups.columns) params.seen[column] = params.current[column] = params.step;
 }
 
 // Make the updates that the rows int32 (each any number of times; all of them where undefined) have deferred.
@@ -308,10 +323,9 @@ void sparse_adam_catch_up_(const Tensor& weight, const Tensor& moments, const Te
       if (params.current[row] < params.step) due.push_back(static_cast<int32_t>(row));
     }
   }
-  at::parallel_for(0, static_cast<int64_t>(due.size()), groups_per_thread(params.width),
-                   [&](int64_t begin, int64_t end) {
-                     for (int64_t i = begin; i < end; ++i) cpu::sparse_adam_catch_up(params, due[i]);
-                   });
+  share_out(static_cast<int64_t>(due.size()), inputs, params.width, 4 * params.width,
+            [&](const Share& share) { cpu::sparse_adam_catch_up(params, due.data(), share); });
+  for (const int32_t row : due) params.current[row] = params.step;
 }
 
 TORCH_LIBRARY_FRAGMENT(jocor_fast, m) {

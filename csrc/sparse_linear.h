@@ -9,6 +9,19 @@
 namespace jocor_fast {
 
 constexpr int64_t kWidthUnit = 16;  // floats: the widest vector
+constexpr int64_t kTileWidth = 48;  // a multiple of it: the columns of the weight that are summed at once
+
+// Whether a tile of the weight, all its rows, stays in a core's second cache.
+inline bool tile_stays_in_cache(int64_t inputs) {
+  return inputs * kTileWidth * static_cast<int64_t>(sizeof(float)) <= 1 << 19;
+}
+
+// What one thread does of an operator: its rows or groups begin … end − 1, in the columns first … last − 1 of the
+// weight, multiples of kWidthUnit.
+struct Share {
+  int64_t begin, end;
+  int64_t first, last;
+};
 
 // Rows in CSR form: row i has the entries starts[i] … starts[i + 1] − 1.
 struct SparseRows {
@@ -64,14 +77,15 @@ struct SparseAdamParams {
 
 namespace cpu {
 
-void sparse_linear(const SparseLinearParams& params, int64_t begin, int64_t end);
-void sparse_gradients(const SparseGradientParams& params, int64_t begin, int64_t end);
-// Make the updates that a row has deferred, up to params.step.
-void sparse_adam_catch_up(const SparseAdamParams& params, int64_t row);
-// Take params.step with the gradients of groups begin … end − 1, which are not stored: of the rows columns[u]. Each has
-// made its updates up to the step before.
+void sparse_linear(const SparseLinearParams& params, const Share& share);
+void sparse_gradients(const SparseGradientParams& params, const Share& share);
+// Make the updates that the rows rows[begin … end − 1], which differ, have deferred, up to params.step. What they have
+// made is for the caller to note, when all columns have it.
+void sparse_adam_catch_up(const SparseAdamParams& params, const int32_t* rows, const Share& share);
+// Take params.step with the gradients of the groups, which are not stored: of the rows columns[u]. Each has made its
+// updates up to the step before; that it has made this one is for the caller to note.
 void sparse_adam_step(const SparseAdamParams& params, const SparseGradientParams& gradient, const int32_t* columns,
-                      int64_t begin, int64_t end);
+                      const Share& share);
 
 }  // namespace cpu
 }  // namespace jocor_fast

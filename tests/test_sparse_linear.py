@@ -143,16 +143,18 @@ def test_every_instruction_set_gives_these_values(instruction_set: str) -> None:
 
 
 @needs_kernels
-def test_threads_change_no_bit() -> None:
-    batch, weight = sparse_rows(200, 900), torch.randn(900, 256)
+# 256 columns are six tiles: thirteen threads share the rows too, and a weight of 3,000 rows is shared by rows alone.
+@pytest.mark.parametrize(("number", "inputs"), [(2, 900), (3, 900), (13, 900), (3, 3000)])
+def test_threads_change_no_bit(number: int, inputs: int) -> None:
+    batch, weight = sparse_rows(200, inputs), torch.randn(inputs, 256)
     grad, rows = torch.randn(200, 256), torch.arange(200)
 
     def results() -> list[Tensor]:
         first = FirstWeight(weight)
         adam = first.adam()
-        columns, values = sparse_perceptrons.sparse_linear_gradient(*parts(batch), rows, grad, 900)
-        for lr, number in ((1e-3, 200), (1e-2, 9), (1e-3, 1)):
-            first.first_gradient = FirstGradient(batch, rows[:number], grad[:number])
+        columns, values = sparse_perceptrons.sparse_linear_gradient(*parts(batch), rows, grad, inputs)
+        for lr, kept in ((1e-3, 200), (1e-2, 9), (1e-3, 1)):
+            first.first_gradient = FirstGradient(batch, rows[:kept], grad[:kept])
             adam.step(lr=lr, beta1=0.9)
             adam.catch_up(batch)
         output = sparse_perceptrons.sparse_linear(*parts(batch), first.first_weight.detach(), torch.zeros(256))
@@ -162,7 +164,7 @@ def test_threads_change_no_bit() -> None:
     try:
         torch.set_num_threads(1)
         alone = results()
-        torch.set_num_threads(3)
+        torch.set_num_threads(number)
         together = results()
     finally:
         torch.set_num_threads(threads)

@@ -14,11 +14,10 @@ struct RowKernels {
   void (*corrected_gradients)(const CorrectedGradientParams&, int64_t begin, int64_t end);
   int64_t (*robust_losses)(const RobustRowParams&, int64_t begin, int64_t end);
   void (*robust_gradients)(const RobustGradientParams&, int64_t begin, int64_t end);
-  void (*sparse_linear)(const SparseLinearParams&, int64_t begin, int64_t end);
-  void (*sparse_gradients)(const SparseGradientParams&, int64_t begin, int64_t end);
-  void (*sparse_adam_catch_up)(const SparseAdamParams&, int64_t row);
-  void (*sparse_adam_step)(const SparseAdamParams&, const SparseGradientParams&, const int32_t* columns, int64_t begin,
-                           int64_t end);
+  void (*sparse_linear)(const SparseLinearParams&, const Share&);
+  void (*sparse_gradients)(const SparseGradientParams&, const Share&);
+  void (*sparse_adam_catch_up)(const SparseAdamParams&, const int32_t* rows, const Share&);
+  void (*sparse_adam_step)(const SparseAdamParams&, const SparseGradientParams&, const int32_t* columns, const Share&);
 };
 
 extern const RowKernels portable_kernels;

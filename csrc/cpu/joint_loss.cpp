@@ -59,19 +59,19 @@ void robust_gradients(const RobustGradientParams& params, int64_t begin, int64_t
   chosen().robust_gradients(params, begin, end);
 }
 
-void sparse_linear(const SparseLinearParams& params, int64_t begin, int64_t end) {
-  chosen().sparse_linear(params, begin, end);
+void sparse_linear(const SparseLinearParams& params, const Share& share) { chosen().sparse_linear(params, share); }
+
+void sparse_gradients(const SparseGradientParams& params, const Share& share) {
+  chosen().sparse_gradients(params, share);
 }
 
-void sparse_gradients(const SparseGradientParams& params, int64_t begin, int64_t end) {
-  chosen().sparse_gradients(params, begin, end);
+void sparse_adam_catch_up(const SparseAdamParams& params, const int32_t* rows, const Share& share) {
+  chosen().sparse_adam_catch_up(params, rows, share);
 }
-
-void sparse_adam_catch_up(const SparseAdamParams& params, int64_t row) { chosen().sparse_adam_catch_up(params, row); }
 
 void sparse_adam_step(const SparseAdamParams& params, const SparseGradientParams& gradient, const int32_t* columns,
-                      int64_t begin, int64_t end) {
-  chosen().sparse_adam_step(params, gradient, columns, begin, end);
+                      const Share& share) {
+  chosen().sparse_adam_step(params, gradient, columns, share);
 }
 
 const char* instruction_set() { return chosen().name; }

@@ -9,14 +9,17 @@
 namespace jocor_fast::cpu::JF_ISA {
 
 constexpr int kLanes = Lanes<float>::count;
-// Calls tile(number of vectors, first column) for columns 0 … width − 1; so many vectors are summed in registers.
+// Calls tile(number of vectors, first column) for the columns j … last − 1; so many vectors are summed in registers,
+// and half as many where columns remain.
 template <int kTileVectors, class Tile>
-JF_INLINE void for_each_tile(int64_t width, const Tile& tile) {
-  int64_t j = 0;
-  for (; j + kTileVectors * kLanes <= width; j += kTileVectors * kLanes) {
+JF_INLINE void for_each_tile(int64_t j, int64_t last, const Tile& tile) {
+  static_assert(kTileVectors * kLanes % kWidthUnit == 0, "columns would be left out");
+  for (; j + kTileVectors * kLanes <= last; j += kTileVectors * kLanes) {
     tile(std::integral_constant<int, kTileVectors>{}, j);
   }
-  for (; j < width; j += kWidthUnit) tile(std::integral_constant<int, kWidthUnit / kLanes>{}, j);
+  constexpr bool kHalves = kTileVectors % 2 == 0 && kTileVectors / 2 * kLanes % kWidthUnit == 0;
+  constexpr int kNext = kHalves ? kTileVectors / 2 : kWidthUnit / kLanes;
+  if constexpr (kNext < kTileVectors) for_each_tile<kNext>(j, last, tile);
 }
 
 // sums += sum of values[e] * (rows + indices[e] * width) in columns j …, in the order of the entries.
@@ -58,28 +61,29 @@ JF_INLINE void linear_tile(const SparseLinearParams& params, int64_t i, int64_t 
   }
 }
 
-// Tile by tile where a tile of the weight stays in the second cache, several rows at once; else row by row, and what an
-// entry reads is read whole. The sums are the same. A tile of a row takes half of the registers, or three quarters of
+// Tile by tile where a tile of the weight stays in the cache, several rows at once; else row by row, and what an entry
+// reads is read whole. The sums are the same. A tile of a row takes half of the registers, or three quarters of
 // AVX-512's thirty-two at 256 outputs.
-inline void sparse_linear(const SparseLinearParams& params, int64_t begin, int64_t end) {
-  constexpr int kNarrow = 48 / kLanes, kRows = JF_VECTOR_BYTES == 64 ? 4 : 2, kWide = JF_VECTOR_BYTES == 64 ? 16 : 8;
-  constexpr int64_t kCacheBytes = 1 << 19;
-  if (params.inputs * kNarrow * JF_VECTOR_BYTES <= kCacheBytes) {
-    for_each_tile<kNarrow>(params.width, [&](auto vectors, int64_t j) __attribute__((always_inline)) {
-      int64_t i = begin;
-      for (; i + kRows <= end; i += kRows) linear_tile<vectors, kRows>(params, i, j);
-      for (; i < end; ++i) linear_tile<vectors, 1>(params, i, j);
+inline void sparse_linear(const SparseLinearParams& params, const Share& share) {
+  constexpr int kNarrow = kTileWidth / kLanes, kRows = JF_VECTOR_BYTES == 64 ? 4 : 2,
+                kWide = JF_VECTOR_BYTES == 64 ? 16 : 8;
+  if (tile_stays_in_cache(params.inputs)) {
+    for_each_tile<kNarrow>(share.first, share.last, [&](auto vectors, int64_t j) __attribute__((always_inline)) {
+      int64_t i = share.begin;
+      for (; i + kRows <= share.end; i += kRows) linear_tile<vectors, kRows>(params, i, j);
+      for (; i < share.end; ++i) linear_tile<vectors, 1>(params, i, j);
     });
   } else {
-    for (int64_t i = begin; i < end; ++i) {
-      for_each_tile<kWide>(params.width, [&](auto vectors, int64_t j)
-                                             __attribute__((always_inline)) { linear_tile<vectors, 1>(params, i, j); });
+    for (int64_t i = share.begin; i < share.end; ++i) {
+      for_each_tile<kWide>(share.first, share.last, [&](auto vectors, int64_t j) __attribute__((always_inline)) {
+        linear_tile<vectors, 1>(params, i, j);
+      });
     }
   }
 }
 
 // The rows of `grad`, a batch, are read for every group: a tile of them stays in the first cache.
-constexpr int kGradientVectors = 8;
+constexpr int kGradientVectors = kTileWidth / kLanes * (JF_VECTOR_BYTES == 64 ? 2 : 1);
 
 template <int vectors>
 JF_INLINE void gradient_tile(const SparseGradientParams& params, int64_t u, int64_t j, Vector<float> (&sums)[vectors]) {
@@ -87,9 +91,9 @@ JF_INLINE void gradient_tile(const SparseGradientParams& params, int64_t u, int6
   add_weighted(sums, params.grad, params.width, params.rows, params.values, params.starts[u], params.starts[u + 1], j);
 }
 
-inline void sparse_gradients(const SparseGradientParams& params, int64_t begin, int64_t end) {
-  for_each_tile<kGradientVectors>(params.width, [&](auto vectors, int64_t j) __attribute__((always_inline)) {
-    for (int64_t u = begin; u < end; ++u) {
+inline void sparse_gradients(const SparseGradientParams& params, const Share& share) {
+  for_each_tile<kGradientVectors>(share.first, share.last, [&](auto vectors, int64_t j) __attribute__((always_inline)) {
+    for (int64_t u = share.begin; u < share.end; ++u) {
       Vector<float> sums[vectors];
       gradient_tile<vectors>(params, u, j, sums);
       for (int v = 0; v < vectors; ++v) store(params.gradients + u * params.width + j + v * kLanes, sums[v]);
@@ -110,7 +114,7 @@ JF_INLINE Vector<float> square_root(Vector<float> x) {
 
 // Step after step, each rounded to float32: the same bits however often a row is caught up on the way. What is less
 // than 1e-8 of the first update is left out: by float32 the others do not change by it.
-inline void sparse_adam_catch_up(const SparseAdamParams& params, int64_t row) {
+inline void row_catch_up(const SparseAdamParams& params, int64_t row, int64_t first, int64_t last) {
   constexpr int kSteps = 128;  // at a time
   constexpr double kNegligible = 1e-8;
   const int32_t seen = params.seen[row];
@@ -134,7 +138,7 @@ inline void sparse_adam_catch_up(const SparseAdamParams& params, int64_t row) {
         ++steps;
       }
       constexpr int vectors = kWidthUnit / kLanes;
-      for (int64_t j = 0; j < params.width; j += kWidthUnit) {
+      for (int64_t j = first; j < last; j += kWidthUnit) {
         Vector<float> parameter[vectors], moment[vectors], deviation[vectors];
         for (int v = 0; v < vectors; ++v) {
           parameter[v] = load(p + j + v * kLanes);
@@ -150,18 +154,21 @@ inline void sparse_adam_catch_up(const SparseAdamParams& params, int64_t row) {
       }
     }
   }
-  params.current[row] = params.step;
+}
+
+inline void sparse_adam_catch_up(const SparseAdamParams& params, const int32_t* rows, const Share& share) {
+  for (int64_t i = share.begin; i < share.end; ++i) row_catch_up(params, rows[i], share.first, share.last);
 }
 
 inline void sparse_adam_step(const SparseAdamParams& params, const SparseGradientParams& gradient,
-                             const int32_t* columns, int64_t begin, int64_t end) {
+                             const int32_t* columns, const Share& share) {
   constexpr int kGroups = 512;  // at a time
   const AdamStep& step = params.steps[params.step - 1];
   const float add1 = static_cast<float>(1 - step.beta1), add2 = static_cast<float>(1 - params.beta2);
   const float rate = static_cast<float>(step.rate), root = static_cast<float>(step.root);
   const int64_t width = params.width;
-  for (int64_t first = begin; first < end; first += kGroups) {
-    const int64_t last = end - first < kGroups ? end : first + kGroups;
+  for (int64_t first = share.begin; first < share.end; first += kGroups) {
+    const int64_t last = share.end - first < kGroups ? share.end : first + kGroups;
     float keep1[kGroups], keep2[kGroups];  // of the moments, over the steps without a gradient
     for (int64_t u = first; u < last; ++u) {
       const int32_t seen = params.seen[columns[u]];
@@ -171,22 +178,23 @@ inline void sparse_adam_step(const SparseAdamParams& params, const SparseGradien
       keep1[u - first] = static_cast<float>(decay1);
       keep2[u - first] = static_cast<float>(decay2);
     }
-    for_each_tile<kGradientVectors>(width, [&](auto vectors, int64_t j) __attribute__((always_inline)) {
-      for (int64_t u = first; u < last; ++u) {
-        Vector<float> g[vectors];
-        gradient_tile<vectors>(gradient, u, j, g);
-        const int64_t at = columns[u] * width + j;
-        float *p = params.parameters + at, *m = params.moments + at, *squares = params.squares + at;
-        for (int v = 0; v < vectors; ++v) {
-          const Vector<float> moment = load(m + v * kLanes) * keep1[u - first] + g[v] * add1;
-          const Vector<float> square = load(squares + v * kLanes) * keep2[u - first] + g[v] * g[v] * add2;
-          store(m + v * kLanes, moment);
-          store(squares + v * kLanes, square);
-          store(p + v * kLanes, load(p + v * kLanes) - moment * rate / (square_root(square) * root + params.epsilon));
-        }
-      }
-    });
-    for (int64_t u = first; u < last; ++u) params.seen[columns[u]] = params.current[columns[u]] = params.step;
+    for_each_tile<kGradientVectors>(
+        share.first, share.last, [&](auto vectors, int64_t j) __attribute__((always_inline)) {
+          for (int64_t u = first; u < last; ++u) {
+            Vector<float> g[vectors];
+            gradient_tile<vectors>(gradient, u, j, g);
+            const int64_t at = columns[u] * width + j;
+            float *p = params.parameters + at, *m = params.moments + at, *squares = params.squares + at;
+            for (int v = 0; v < vectors; ++v) {
+              const Vector<float> moment = load(m + v * kLanes) * keep1[u - first] + g[v] * add1;
+              const Vector<float> square = load(squares + v * kLanes) * keep2[u - first] + g[v] * g[v] * add2;
+              store(m + v * kLanes, moment);
+              store(squares + v * kLanes, square);
+              store(p + v * kLanes,
+                    load(p + v * kLanes) - moment * rate / (square_root(square) * root + params.epsilon));
+            }
+          }
+        });
   }
 }
 
