@@ -22,7 +22,7 @@ from jocor_fast.data.catalogue import load_dataset
 from jocor_fast.data.samples import Samples, input_warnings
 from jocor_fast.data.sparse import csr_inputs
 from jocor_fast.engine import sparse_perceptrons
-from jocor_fast.errors import DataError
+from jocor_fast.errors import DataError, RunError
 from jocor_fast.models.networks import mlp
 from jocor_fast.runs.fit import Run
 
@@ -145,6 +145,28 @@ def test_a_run_that_began_with_dense_products_goes_on_with_them(
     resumed = train(dense, labels, output=tmp_path, resume=True)
     assert_same(resumed, whole, tmp_path)
     assert resumed.summary["environment"]["steps"] == "launched by the host"
+
+
+@needs_kernels
+@pytest.mark.parametrize("inputs", ["sparse", "dense"])
+def test_a_run_that_skips_zeros_is_resumed_with_kernels_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, inputs: str
+) -> None:
+    from jocor_fast.engine import optimizer
+
+    matrix, labels = counts()
+    given = matrix if inputs == "sparse" else matrix.toarray()
+
+    def killed(line: dict[str, Any]) -> None:
+        if line["epoch"] == 2:
+            raise Killed
+
+    with pytest.raises(Killed):
+        train(given, labels, output=tmp_path, on_epoch=killed)
+    monkeypatch.setattr(optimizer, "compiled", None)
+    monkeypatch.setattr(sparse_perceptrons, "compiled", None)
+    with pytest.raises(RunError, match="cannot be resumed: its steps skip what is 0 in the inputs, and jocor_fast"):
+        train(given, labels, output=tmp_path, resume=True)
 
 
 @needs_kernels

@@ -26,6 +26,7 @@ from jocor_fast.errors import ArgumentTypeError
 
 ADAM_BETA2 = 0.999
 ADAM_EPSILON = 1e-8
+DEFERRED = "rates"  # in the state of an optimiser that defers updates
 
 
 class Optimizer:
@@ -142,10 +143,10 @@ class DeferringAdam(FusedAdam):
         return self.parameters[0], self.moments[0], self.squares[0], self.seen, self.current, rates
 
     def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), "rows": [self.seen, self.current], "rates": [self._rates[: self._count]]}
+        return {**super().state_dict(), "rows": [self.seen, self.current], DEFERRED: [self._rates[: self._count]]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._rates, self._count = state["rates"][0].clone(), len(state["rates"][0])
+        self._rates, self._count = state[DEFERRED][0].clone(), len(state[DEFERRED][0])
         if not self._count:
             self._rates = torch.zeros(1024, 3, dtype=torch.float64)
         padded = {}  # as today: the first weight's rows had less of it before

@@ -16,7 +16,7 @@ from jocor_fast.engine.forget_rate import AdaptiveForgetRate
 from jocor_fast.engine.graph import CapturedSteps
 from jocor_fast.engine.history import SampleHistory, share_rows
 from jocor_fast.engine.networks import check_single_rows, probe_classes, start_training
-from jocor_fast.engine.optimizer import may_defer
+from jocor_fast.engine.optimizer import DEFERRED, may_defer
 from jocor_fast.engine.plan import DeviceRates, EpochPlan, StepRates, plan_epoch, whole_batch
 from jocor_fast.engine.processes import ALONE, Processes
 from jocor_fast.engine.settings import ADAPTIVE, BALANCED, TrainSettings
@@ -289,7 +289,7 @@ class TrainingState:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a `state_dict` of a run with the same settings."""
-        if self._dense_sources and "rates" not in state["optimizer"]:  # of a run from before zeros were skipped
+        if self._dense_sources and DEFERRED not in state["optimizer"]:  # of a run from before zeros were skipped
             self._read_zeros()
         self._dense_sources = []
         for network, weights in zip(self.networks, state["networks"], strict=True):

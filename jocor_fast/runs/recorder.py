@@ -19,6 +19,7 @@ from jocor_fast.engine.epoch_log import EpochLog
 from jocor_fast.engine.history import SampleStatistics
 from jocor_fast.engine.loop import EpochEvent, Observer
 from jocor_fast.engine.metrics import Fault, Metrics
+from jocor_fast.engine.optimizer import DEFERRED
 from jocor_fast.engine.processes import SharedRequest
 from jocor_fast.engine.settings import options_before
 from jocor_fast.engine.state import TrainingState
@@ -276,6 +277,9 @@ class Recorder(Observer):
         if lacking:
             what = f"{', '.join(sorted(lacking))} of method {self.state.settings.method}"
             raise RunError(f"{folder.path} cannot be resumed: its checkpoint is older than {what}", "resume")
+        if DEFERRED in checkpoint["training"]["optimizer"] and DEFERRED not in self.state.step.optimizer.state_dict():
+            why = "its steps skip what is 0 in the inputs, and jocor_fast has no kernels for that here"
+            raise RunError(f"{folder.path} cannot be resumed: {why} (`jocor-fast info` says why)", "resume")
         return checkpoint, read_summary(folder.path)
 
     def _is_default(self, name: str) -> bool:
