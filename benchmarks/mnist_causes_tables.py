@@ -31,7 +31,7 @@ from mnist_causes_runs import (
     of_table,
 )
 from published_faults import FAULTS, SECOND_SOFTMAX
-from record import described
+from record import described, machine
 from tables import csv_text, markdown_table
 
 TABLES_BELOW = "<!-- below: python benchmarks/mnist_causes.py --collect -->"
@@ -286,7 +286,9 @@ def collect(output: Path, folder: Path) -> Path:
     text += LEGEND
     for title, table in EXPERIMENTS:
         text += f"\n## {title}\n\n{table(finished)}"
-    readme.write_text(f"{text}\n{described('threads')}, one thread a run\n", encoding="utf-8")
+    processors = ", ".join(sorted({row["processor"] for row in finished.rows.values()}))
+    foot = f"processors (each run's in runs.csv) {processors}, {described('threads', 'processor', 'cores')}"
+    readme.write_text(f"{text}\n{foot}, one thread a run\n", encoding="utf-8")
     names = [run.name for run in finished.runs.in_order() if run.name in finished.rows]
     (folder / "runs.csv").write_text(csv_text([finished.rows[name] for name in names], []), encoding="utf-8")
     (folder / "epochs.csv.gz").write_bytes(gzip.compress(_epochs(finished, names).encode(), mtime=0))
@@ -322,6 +324,7 @@ def _row(name: str, folder: Path, metrics: Sequence[Mapping[str, Any]]) -> dict[
         "realised_noise_rate": _rounded(summary.get("realised_noise_rate")),
         "mean_of_diagonal_of_t": _rounded(fmean(diagonal)) if diagonal else None,
         **{name: settings.get(name) for name in ASKED},
+        "processor": machine()["processor"],
     }
 
 
