@@ -5,9 +5,8 @@ from __future__ import annotations
 import inspect
 import json
 import warnings
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
@@ -29,9 +28,7 @@ from engine_cases import (
     small_tanh,
     without_timings,
 )
-from jocor_fast._extension import compiled
 from jocor_fast.errors import RunError
-from jocor_fast.machine import flush_denormals, flushes_denormals, own_modes
 
 QUICK: dict[str, Any] = {"forget_rate": 0.4, "epochs": 3, "ramp_epochs": 2, "batch_size": 16, "device": "cpu"}
 
@@ -431,19 +428,6 @@ def test_what_are_no_networks_is_said_so_where_labels_have_gaps_too(
         jf.train(networks, (np.zeros((4, 6)), [0, 2, 0, 2]), **QUICK)
 
 
-@pytest.mark.parametrize("network", [small_mlp, small_tanh])
-def test_the_default_type_of_new_tensors_changes_nothing(network: Callable[[], nn.Module]) -> None:
-    inputs, labels, _ = arrays()
-    expected = jf.train(network, (inputs, labels), **QUICK)
-    torch.set_default_dtype(torch.float64)
-    try:
-        run = jf.train(network, (inputs, labels), **QUICK)
-        assert torch.get_default_dtype() == torch.float64
-    finally:
-        torch.set_default_dtype(torch.float32)
-    assert same_bits(parameters(run.networks), parameters(expected.networks))
-
-
 def test_sets_that_reach_the_networks_on_another_scale_are_warned_of() -> None:
     inputs = np.random.default_rng(0).integers(0, 256, (40, 6), dtype=np.uint8)
     labels = np.arange(40) % CLASSES
@@ -474,71 +458,6 @@ def test_more_classes_than_outputs_are_an_error() -> None:
         pytest.raises(ValueError, match="must lie in 0 … 3, as the networks have 4 outputs"),
     ):
         jf.train(small_mlp, (inputs, np.arange(70) % (CLASSES + 1) + 1), **QUICK)
-
-
-@pytest.mark.parametrize(
-    "mode",
-    [torch.no_grad, torch.inference_mode, lambda: torch.autocast("cpu", torch.bfloat16)],
-    ids=["no_grad", "inference_mode", "autocast"],
-)
-@pytest.mark.parametrize(
-    ("network", "precision"), [(small_mlp, "float32"), (small_tanh, "float32"), (small_tanh, "bfloat16")]
-)
-def test_the_mode_that_the_caller_is_in_changes_nothing(mode: Any, network: Any, precision: str) -> None:
-    inputs, labels, _ = arrays()
-    expected = jf.train(network, (inputs, labels), precision=precision, **QUICK)
-    with mode():
-        run = jf.train(network, (inputs, labels), precision=precision, **QUICK)
-        assert torch.is_grad_enabled() == (mode not in (torch.no_grad, torch.inference_mode))
-    assert without_timings(run.metrics) == without_timings(expected.metrics)
-
-
-can_flush = pytest.mark.skipif(not torch.set_flush_denormal(False), reason="a processor that keeps denormal numbers")
-
-
-def kept_denormals() -> int:
-    """Return how many of many quotients below float32's smallest normal number are not 0, over torch's threads."""
-    size = 1 if compiled is None else 1 << 18  # without the compiled part the calling thread alone is reached
-    return int((torch.full((size,), torch.finfo(torch.float32).tiny) / 2).count_nonzero())
-
-
-class NotesDenormals(nn.Linear):
-    noted: ClassVar[list[int]] = []
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        self.noted.append(kept_denormals())
-        return super().forward(inputs)
-
-
-@can_flush
-@pytest.mark.parametrize("flushed", [False, True])
-def test_a_run_takes_denormal_numbers_as_zero_and_leaves_the_threads_as_they_were(flushed: bool) -> None:
-    inputs, labels, _ = arrays()
-    NotesDenormals.noted.clear()
-    threads = torch.get_num_threads()
-    torch.set_num_threads(2)
-    try:
-        assert kept_denormals() > 0  # the threads exist before the run does
-        flush_denormals(flushed)
-        before = kept_denormals()
-        jf.train(lambda: NotesDenormals(6, CLASSES), (inputs, labels), test_data=(inputs, labels), **QUICK)
-        assert NotesDenormals.noted
-        assert not any(NotesDenormals.noted)
-        assert kept_denormals() == before
-        assert flushes_denormals() == flushed
-    finally:
-        flush_denormals(False)
-        torch.set_num_threads(threads)
-
-
-@can_flush
-def test_a_run_within_a_run_leaves_denormal_numbers_as_they_were() -> None:
-    with own_modes(torch.device("cpu")):
-        with own_modes(torch.device("cpu")):
-            pass
-        assert flushes_denormals()
-        assert kept_denormals() == 0
-    assert kept_denormals() > 0
 
 
 def test_the_forget_rate_must_be_given() -> None:
