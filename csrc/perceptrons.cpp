@@ -1,7 +1,6 @@
 // The backward pass of a layer of one or two equal perceptrons (engine/paired_mlp.py), of the rows alone that have a
 // gradient: of a batch whose wrong labels are left out, some half. The products are torch's; a call each from Python
 // for what stands between them would take longer than they do. On the CPU.
-#include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/bmm.h>
 #include <ATen/ops/empty.h>
@@ -14,11 +13,10 @@
 #include <vector>
 
 #include "autograd.h"
+#include "steps.h"
 
 namespace jocor_fast {
 namespace {
-
-constexpr int64_t kNumbersPerThread = 32768;  // of float32 to read and write, about
 
 void check_block(const Tensor& tensor, const char* name, at::IntArrayRef sizes) {
   TORCH_CHECK_TYPE(tensor.scalar_type() == at::kFloat, name, " must be float32, got ", dtype_name(tensor));
@@ -49,13 +47,12 @@ Tensor take_rows(const Tensor& from, const std::vector<int64_t>& rows) {
   Tensor to = at::empty({networks, taken, width}, from.options());
   const float* source = from.const_data_ptr<float>();
   float* place = to.mutable_data_ptr<float>();
-  at::parallel_for(0, networks * taken, std::max<int64_t>(1, kNumbersPerThread / std::max<int64_t>(1, 2 * width)),
-                   [&](int64_t begin, int64_t end) {
-                     for (int64_t i = begin; i < end; ++i) {
-                       const int64_t network = i / taken, row = rows[i % taken];
-                       std::copy_n(source + network * from.stride(0) + row * from.stride(1), width, place + i * width);
-                     }
-                   });
+  split_rows(networks * taken, 2 * width, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      const int64_t network = i / taken, row = rows[i % taken];
+      std::copy_n(source + network * from.stride(0) + row * from.stride(1), width, place + i * width);
+    }
+  });
   return to;
 }
 

@@ -15,11 +15,10 @@
 #include <vector>
 
 #include "autograd.h"
+#include "steps.h"
 
 namespace jocor_fast {
 namespace {
-
-constexpr int64_t kNumbersPerThread = 32768;  // of float32 to read or write, about: see split_rows
 
 // Shares `rows` rows or groups between the threads. Where it stays in the cache, a thread has the same columns of the
 // weight, which has `inputs` rows, in every operator: shared by rows, two cores would read what the other has written,
@@ -80,8 +79,7 @@ std::tuple<Tensor, Tensor, Tensor> rows_without_zeros(const Tensor& inputs, doub
   Tensor starts = at::empty({count + 1}, inputs.options().dtype(at::kInt));
   int32_t* ends = starts.mutable_data_ptr<int32_t>();
   const auto take = [&](const auto* numbers) {
-    const int64_t rows_per_thread = std::max<int64_t>(1, kNumbersPerThread / std::max<int64_t>(1, width));
-    at::parallel_for(0, count, rows_per_thread, [&](int64_t begin, int64_t end) {
+    split_rows(count, width, [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) {
         int32_t found = 0;
         for (int64_t j = 0; j < width; ++j) found += numbers[i * width + j] != 0;
@@ -98,7 +96,7 @@ std::tuple<Tensor, Tensor, Tensor> rows_without_zeros(const Tensor& inputs, doub
     Tensor values = at::empty({total}, inputs.options().dtype(at::kFloat));
     int32_t* column = columns.mutable_data_ptr<int32_t>();
     float* value = values.mutable_data_ptr<float>();
-    at::parallel_for(0, count, rows_per_thread, [&](int64_t begin, int64_t end) {
+    split_rows(count, width, [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) {
         int64_t place = ends[i];
         for (int64_t j = 0; j < width; ++j) {

@@ -20,12 +20,13 @@
 
 namespace jocor_fast {
 
-// Calls body(first row, row past the last) for the share of each thread. Below about so many logits a second thread, on
-// a busy core, costs more than it saves.
+// Of float32 to read or write, about: for fewer a second thread, on a busy core, costs more than it saves.
+constexpr int64_t kNumbersPerThread = 32768;
+
+// Calls body(first row, row past the last) for the share of each thread, of rows with so many numbers each.
 template <class Body>
-void split_rows(int64_t rows, int64_t classes, const Body& body) {
-  constexpr int64_t kLogitsPerThread = 32768;
-  at::parallel_for(0, rows, std::max<int64_t>(1, kLogitsPerThread / classes), body);
+void split_rows(int64_t rows, int64_t numbers, const Body& body) {
+  at::parallel_for(0, rows, std::max<int64_t>(1, kNumbersPerThread / std::max<int64_t>(1, numbers)), body);
 }
 
 // The same for a step that returns the first row with an invalid label, or kNoBadLabel; raises for the first of all.
