@@ -25,6 +25,7 @@ from mnist_causes_runs import (
     NOISES,
     TABLE,
     TAKEN_APART,
+    THROUGHOUT,
     Runs,
     balanced,
     collected_rows,
@@ -240,20 +241,16 @@ def _course(runs: Sequence[Sequence[Mapping[str, Any]]]) -> list[str]:
 
 def classes(finished: Finished) -> str:
     """Experiment 6."""
-    seeds = sorted({seed for _, _, seed in BALANCED})
     rows = []
-    for recipe, method in dict.fromkeys((recipe, method) for recipe, method, _ in BALANCED):
-        paper = Column(EIGHTY, method, "").target(paper_result)
-        names = {
-            "": {seed: of_table(EIGHTY, method, seed, recipe) for seed in seeds},
-            ", by class": {seed: f"6/{EIGHTY}/{balanced(method, recipe)}/seed{seed}" for seed in seeds},
-        }
-        asked = [seed for seed in seeds if (recipe, method, seed) in BALANCED]
-        title = f"{METHODS[method].title}, {'the paper' if recipe == 'paper' else f'recipe `{recipe}`'}"
-        for how, runs in names.items():
-            cells = [_with_least_share(finished, runs[seed]) if seed in asked else "" for seed in seeds]
-            rows.append([title + how, *cells, against(finished.figures(runs[seed] for seed in range(1, 6)), paper)])
-    header = ["", *(f"seed {seed}" for seed in seeds), "seeds 1 to 5: from the paper"]
+    for recipe, method, seed in BALANCED:
+        names = [of_table(EIGHTY, method, seed, recipe)]
+        names += [f"6/{EIGHTY}/{balanced(method, recipe, whole)}/seed{seed}" for whole in ("ramp", "run")]
+        title = f"{METHODS[method].title}, {'the paper' if recipe == 'paper' else f'recipe `{recipe}`'}, seed {seed}"
+        if (recipe, method, seed) not in THROUGHOUT:
+            names.pop()
+        cells = [_with_least_share(finished, name) for name in names]
+        rows.append([title, *cells, *[""] * (3 - len(cells))])
+    header = ["", "of all classes together", "per class in the ramp alone", "per class throughout"]
     return f"{LEAST_SHARE}\n{markdown_table(header, rows)}"
 
 
@@ -308,7 +305,7 @@ INTRODUCTION = f"""# Why cells of MNIST's table miss the paper's figures
 
 LEAST_SHARE = """\
 In parentheses the smallest share of a class's labels that was selected over the last ten epochs, in %, of which about
-20 are kept in all; it was not recorded of the oldest runs. *By class*: with `--selection-per-class`.
+20 are kept in all; it was not recorded of the oldest runs.
 """
 LEGEND = """\
 Test accuracy in %, the mean over the last ten of 200 epochs; of several seeds mean ± standard deviation, their number,

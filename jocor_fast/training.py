@@ -6,6 +6,7 @@ import logging
 import os
 import warnings
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,7 @@ from jocor_fast.engine.settings import OptimizerSource, TrainSettings, device_na
 from jocor_fast.errors import ArgumentTypeError, ArgumentValueError
 from jocor_fast.files.names import read_metrics, read_summary
 from jocor_fast.machine import own_modes, resolve_device, usable_cores
+from jocor_fast.runs.dropped_classes import DroppedClasses
 from jocor_fast.runs.fit import EpochEvent, Observer, Recording, Run, fit
 from jocor_fast.runs.folder import history_in, read_whole_checkpoint
 
@@ -195,7 +197,8 @@ def train(
     labels, table = _class_numbers(given, networks, first["train_data"])
     if class_names is not None:
         table = _names(class_names, table, _outputs(networks, first["train_data"]))
-    told = [_Logged()] if on_epoch is None else [_Logged(), _Told(on_epoch)]
+    warn_of_classes = DroppedClasses(settings, table, "selection_per_class=True", partial(_LOGGER.warning, "%s"))
+    told = [_Logged(), warn_of_classes, *([] if on_epoch is None else [_Told(on_epoch)])]
     for name, tensor in labels.items():
         samples = len(inputs.get(name, inputs["train_data"]))
         if len(tensor) != samples:

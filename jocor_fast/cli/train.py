@@ -93,6 +93,7 @@ def _run(config: Config, processes: Processes, console: Console) -> int:
     from jocor_fast.config.predictor import describe_input
     from jocor_fast.config.task import build_task
     from jocor_fast.engine.plan import whole_batch
+    from jocor_fast.runs.dropped_classes import DroppedClasses
     from jocor_fast.runs.fit import Recording, as_begun, fit
 
     if not processes.first:
@@ -108,6 +109,8 @@ def _run(config: Config, processes: Processes, console: Console) -> int:
     if processes.first:
         for warning in warnings_of(config, task, processes, batch):
             warn(warning)
+    per_class = DroppedClasses(settings, task.dataset.class_names, OPTIONS["selection_per_class"].flag, warn)
+    watching = [per_class] if processes.first else []
     progress = TrainingProgress(console, trained_epochs(settings.epochs, settings.recipe), batch)
     with progress, _tensorboard(config, processes) as board, config.engine_complaints():
         result = fit(
@@ -126,7 +129,7 @@ def _run(config: Config, processes: Processes, console: Console) -> int:
                 noise_rates=(task.nominal_noise_rate, task.realised_noise_rate),
             ),
             processes=processes,
-            observers=[Shown(progress, board)],
+            observers=[Shown(progress, board), *watching],
         )
     if result.summary["status"] == "interrupted":
         say(console, f"stopped after epoch {len(result.metrics)}; use --resume to continue")
