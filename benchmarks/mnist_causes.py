@@ -7,7 +7,7 @@
    The estimate is that of `--method f-correction`, one for each noise: its network trains on 375 batches either way.
 4. JoCoR at symmetric 80 %: ten seeds, three λ.
 5. The table by both recipes, five seeds.
-6. Symmetric 80 %: the seeds that end far below the others drop a class; the same with `--selection-per-class`.
+6. Symmetric 80 %: the seeds that end far below the others drop a class; the same with `--balanced-ramp`.
 
     python benchmarks/mnist_causes.py --list [--experiment 3]   # the runs to do, what proves most first
     python benchmarks/mnist_causes.py --run 2/symmetric-0.2/coteaching-plus-softmax/seed1 [NAME ...]

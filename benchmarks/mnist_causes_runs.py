@@ -13,11 +13,11 @@ from typing import Any, TypeAlias
 import jocor_fast as jf
 from jocor_fast.cli import main as jocor_fast_command
 from jocor_fast.files.names import CONFIG, read_json, read_summary
-from jocor_fast.methods import METHODS, Method, register
+from jocor_fast.methods import Method, register
 from jocor_fast.noise_kinds import Noise
 from jocor_fast.paper.experiments import EXPERIMENTS
 from jocor_fast.paper.run_queue import flags_of
-from published_faults import FAULTS, SECOND_SOFTMAX, balanced_until, with_faults, with_transition
+from published_faults import FAULTS, SECOND_SOFTMAX, with_faults, with_transition
 from record import RESULTS
 
 TABLE = EXPERIMENTS["mnist"]
@@ -34,14 +34,13 @@ TAKEN_APART = (
     ("asymmetric-0.4", "jocor", None),
     ("asymmetric-0.4", "jocor", 0.9),
 )
-RAMP = 10  # epochs
 LAMBDAS = (0.65, 0.9, None)  # None: the preset's .95
 BALANCED = (  # recipe, method and seed: those that end far below the others, and the first that do not
     *(("paper", method, seed) for method in ("jocor", "coteaching") for seed in (1, 4)),
     *(("published", "jocor", seed) for seed in (2, 3, 4)),
     *(("published", "coteaching", seed) for seed in (2, 4)),
 )
-THROUGHOUT = (  # of these, those that are balanced after the ramp, too
+THROUGHOUT = (  # of these, those that are selected per class after the ramp, too
     ("paper", "jocor", 4),
     ("paper", "coteaching", 4),
     ("published", "jocor", 2),
@@ -116,9 +115,8 @@ def faulty(faults: Sequence[str]) -> str:
     return f"coteaching-plus-{'-'.join(faults)}" if len(faults) < len(FAULTS) else "coteaching-plus-published"
 
 
-def balanced(method: str, recipe: str, whole: str) -> str:
-    until = {"ramp": "-in-the-ramp", "run": ""}[whole]
-    return f"{method}-selection-per-class{until}" + ("" if recipe == "paper" else f"-recipe-{recipe}")
+def by_class(method: str, recipe: str, option: str) -> str:
+    return f"{method}-{option.replace('_', '-')}" + ("" if recipe == "paper" else f"-recipe-{recipe}")
 
 
 def corrected(source: str, second_softmax: str) -> str:
@@ -223,19 +221,12 @@ class Runs:
                 self._add(4, 30, EIGHTY, "jocor", seed, name=f"jocor-lambda-{co_lambda:g}", settings=chosen)
 
     def _classes(self) -> None:
-        settings = {"selection_per_class": True}
         for recipe, method, seed in BALANCED:
             self._add(6, 15, EIGHTY, method, seed, recipe=recipe)
-
-            def made(output: Path, method: str = method) -> type[Method]:
-                return balanced_until(RAMP, METHODS[method])
-
-            own = (f"{method}-balanced-ramp", made)
-            name = balanced(method, recipe, "ramp")
-            self._add(6, 15, EIGHTY, method, seed, name=name, recipe=recipe, own=own, settings=settings)
-        for recipe, method, seed in THROUGHOUT:
-            name = balanced(method, recipe, "run")
-            self._add(6, 15, EIGHTY, method, seed, name=name, recipe=recipe, settings=settings)
+            asked = ["balanced_ramp", *["selection_per_class"] * ((recipe, method, seed) in THROUGHOUT)]
+            for option in asked:
+                name = by_class(method, recipe, option)
+                self._add(6, 15, EIGHTY, method, seed, name=name, recipe=recipe, settings={option: True})
 
     def _table(self) -> None:
         for seed, recipe in product(range(1, 6), jf.schedules.RECIPES):

@@ -1,7 +1,6 @@
 """Faults of published code as methods of `train`, to measure what they do; the package has none of them.
 
 `with_faults` and `with_transition` make a subclass of a method. Registered by a name, it is trained like any other.
-`balanced_until` makes one of no fault, but of a selection that is per class for a while.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import torch
 from torch import Tensor
 
 from jocor_fast import forward_correction, losses
-from jocor_fast.methods import CoTeachingPlus, FCorrection, FirstStage, History, Keep, Method, StepLoss
+from jocor_fast.methods import CoTeachingPlus, FCorrection, FirstStage, History, Keep, StepLoss
 from jocor_fast.schedules import keep_rounding
 
 FAULTS = ("softmax", "division", "fallback")
@@ -96,13 +95,3 @@ def with_transition(given: Callable[[], Any], second_softmax: str) -> type[Corre
     """Return F-correction by the T that a function returns (None: by the estimate), with one of `SECOND_SOFTMAX`."""
     named = {"given": staticmethod(given), "second_softmax": second_softmax}
     return type("CorrectionByTransition", (CorrectionByTransition,), named)
-
-
-def balanced_until(last: int, base: type[Method]) -> type[Method]:
-    """Return a method whose selection per class, where it is asked for, holds up to this epoch alone."""
-
-    class Balanced(base):  # type: ignore[misc, valid-type]
-        def loss(self, logits: tuple[Tensor, ...], labels: Tensor, keep: Keep) -> StepLoss:
-            return super().loss(logits, labels, keep if keep.epoch <= last else keep._replace(terms=None))
-
-    return Balanced

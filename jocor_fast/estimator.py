@@ -64,6 +64,7 @@ class JoCoRClassifier(ClassifierMixin, BaseEstimator):
         class_weights: "balanced", or a number for each class, in sorted order: how much its samples count in the loss.
         label_smoothing: ε in [0, 1], the part of each label to spread evenly over the classes.
         selection_per_class: whether each class keeps the same share of its samples.
+        balanced_ramp: whether each class does so while the ramp lasts, so that none is dropped before it is learnt.
         random_state: initial weights and batches: an int, a RandomState or None (new ones for each fit).
 
     Attributes:
@@ -90,6 +91,7 @@ class JoCoRClassifier(ClassifierMixin, BaseEstimator):
         class_weights: str | Sequence[float] | None = None,
         label_smoothing: float = 0.0,
         selection_per_class: bool = False,
+        balanced_ramp: bool = False,
         random_state: int | np.random.RandomState | None = None,
     ) -> None:
         self.forget_rate = forget_rate
@@ -105,6 +107,7 @@ class JoCoRClassifier(ClassifierMixin, BaseEstimator):
         self.class_weights = class_weights
         self.label_smoothing = label_smoothing
         self.selection_per_class = selection_per_class
+        self.balanced_ramp = balanced_ramp
         self.random_state = random_state
 
     def fit(self, X: Any, y: Any) -> JoCoRClassifier:

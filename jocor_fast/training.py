@@ -61,6 +61,7 @@ def train(
     class_weights: Any = None,
     label_smoothing: float = 0.0,
     selection_per_class: bool = False,
+    balanced_ramp: bool = False,
     optimizer: str | OptimizerSource = "adam",
     weight_decay: float = 0.0,
     on_epoch: Callable[[dict[str, Any]], object] | None = None,
@@ -125,6 +126,8 @@ def train(
         label_smoothing: ε in [0, 1], the part of each label to spread evenly over the classes.
         selection_per_class: whether each class keeps the same share of its samples, so that a rare one is not left out
             as a whole. Which of a class with few rows in a batch are kept follows from its samples' losses so far.
+        balanced_ramp: whether each class keeps the same share of its samples while the ramp lasts, so that none is
+            dropped before it is learnt.
         output: folder for config.json, metrics.jsonl, summary.json, curves.png and checkpoints; None writes nothing.
         resume: go on from the checkpoint in `output`.
         num_workers: processes that read a Dataset, 0: this one; None: as many as there are cores. What its transforms
@@ -167,6 +170,7 @@ def train(
         class_weights=class_weights,
         label_smoothing=label_smoothing,
         selection_per_class=selection_per_class,
+        balanced_ramp=balanced_ramp,
         max_batches=max_batches,
         beta1_after=beta1_after,
         threads=threads,
@@ -197,7 +201,7 @@ def train(
     labels, table = _class_numbers(given, networks, first["train_data"])
     if class_names is not None:
         table = _names(class_names, table, _outputs(networks, first["train_data"]))
-    warn_of_classes = DroppedClasses(settings, table, "selection_per_class=True", partial(_LOGGER.warning, "%s"))
+    warn_of_classes = DroppedClasses(settings, table, "{}=True".format, partial(_LOGGER.warning, "%s"))
     told = [_Logged(), warn_of_classes, *([] if on_epoch is None else [_Told(on_epoch)])]
     for name, tensor in labels.items():
         samples = len(inputs.get(name, inputs["train_data"]))

@@ -42,6 +42,7 @@ KINDS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], dict[str, Any]]
     "batchnorm, dropout, crops": (small_cnn, (3, 8, 8), {"augment": "crop-flip"}),
     "two choices, float16": (small_cnn, (3, 8, 8), {"method": "coteaching-plus", "precision": "float16"}),
     "per class": (small_mlp, (6,), {"selection_per_class": True, "class_weights": "balanced", "label_smoothing": 0.1}),
+    "balanced ramp": (small_mlp, (6,), {"balanced_ramp": True, "label_smoothing": 0.1, "ramp_epochs": 2}),
     "adaptive": (small_mlp, (6,), {"forget_rate": "adaptive"}),
     "whole set": (small_mlp, (6,), {"method": "taks", "forget_rate": 0.05}),
     "standard, published": (small_mlp, (6,), {"method": "standard", "recipe": "published", "decay_start": 2}),

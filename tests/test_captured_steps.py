@@ -89,6 +89,7 @@ RUNS: list[tuple[Build, dict[str, Any]]] = [
     (small_tanh, {"decay_start": 1}),
     (small_tanh, {"selection_per_class": True, "class_weights": "balanced", "label_smoothing": 0.1}),
     (small_tanh, {"selection_per_class": True, "method": "coteaching-plus", "warmup_epochs": 1}),
+    (small_tanh, {"balanced_ramp": True, "ramp_epochs": 2}),
     (small_cnn, {"augment": "crop-flip"}),
     (small_cnn, {"precision": "float16", "recipe": "published", "decay_start": 2}),
 ]

@@ -28,6 +28,7 @@ FLAGS = [
     ("method", "standard", "standard", {}),
     ("co_lambda", "0.65", 0.65, {}),
     ("selection_per_class", True, True, {}),
+    ("balanced_ramp", True, True, {}),
     ("class_weights", "balanced", "balanced", {}),
     ("label_smoothing", "0.1", 0.1, {}),
     ("forget_rate", "0.3", 0.3, {}),

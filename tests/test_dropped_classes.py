@@ -39,6 +39,11 @@ def warnings_of(caplog: pytest.LogCaptureFixture, **changes: Any) -> list[str]:
 def test_a_class_that_is_dropped_is_warned_of_once(method: str, caplog: pytest.LogCaptureFixture) -> None:
     (sentence,) = warnings_of(caplog, method=method)
     assert sentence.startswith("of the samples labelled 3 hardly any was selected in epoch ")
+    assert "selection_per_class=True keeps the same share of each class, balanced_ramp=True does so until" in sentence
+
+
+def test_after_a_balanced_ramp_the_other_remedy_alone_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    (sentence,) = warnings_of(caplog, balanced_ramp=True, epochs=30)
     assert sentence.endswith("selection_per_class=True keeps the same share of each class")
 
 
@@ -59,7 +64,7 @@ def test_the_command_warns_by_the_name_of_the_class(tmp_path: Path, capfd: pytes
     warned = [line for line in capfd.readouterr().err.splitlines() if "hardly any" in line]
     assert len(warned) == 1
     assert warned[0].startswith("jocor-fast: warning: of the samples labelled dog hardly any")
-    assert "--selection-per-class keeps" in warned[0]
+    assert "--selection-per-class keeps the same share of each class, --balanced-ramp does so until" in warned[0]
 
 
 @pytest.mark.parametrize(

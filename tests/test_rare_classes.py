@@ -57,6 +57,25 @@ def test_a_class_keeps_its_share_at_high_rates_too(rate: float) -> None:
     assert min(shares_kept(selection_per_class=True, forget_rate=rate)) > 0.5 * (1 - rate)
 
 
+def test_while_the_ramp_lasts_each_class_keeps_its_share_where_that_is_asked_for() -> None:
+    kept = shares_kept(balanced_ramp=True, ramp_epochs=4, epochs=4)
+    assert min(kept) > 0.65
+    assert shares_kept(balanced_ramp=True, ramp_epochs=4, epochs=4, selection_per_class=True) == kept
+    assert shares_kept(balanced_ramp=True, ramp_epochs=0) == shares_kept(ramp_epochs=0)
+
+
+def test_after_a_balanced_ramp_all_classes_are_ranked_together() -> None:
+    kept = shares_kept(balanced_ramp=True, epochs=20)
+    assert kept[-1] < 0.8 * kept[0]
+
+
+def test_a_method_without_ramp_has_none_to_balance(named_blobs: np.ndarray, capsys: pytest.CaptureFixture[str]) -> None:
+    blobs = ["--dataset=npz:blobs.npz", "--noise-rate=0.2", "--batch-size=20"]
+    assert train(*blobs, "--method=taks", "--balanced-ramp") == 0
+    assert "--balanced-ramp changes nothing: taks drops τ from the first epoch on" in capsys.readouterr().err
+    assert shares_kept(method="taks", balanced_ramp=True) == shares_kept(method="taks")
+
+
 def test_samples_are_ranked_among_those_of_their_class_by_their_moving_means() -> None:
     labels = torch.tensor([1, 0, 1, 0, 1, 2])
     history = SampleHistory(labels, 2, ranked=True)

@@ -40,7 +40,8 @@ def print_heading(
         rate = "estimated in training," if isinstance(rate, str) else f"{rate:.4g}"
         lines["τ"] = f"{rate} from epoch {max(1, training.ramp_epochs)} on ({config.origin('forget_rate')})"
     lines |= {SHOWN_AS.get(name, name): f"{config.value(name):g} ({config.origin(name)})" for name in method.options}
-    given = {name: config.value(name) for name in ("class_weights", "label_smoothing", "selection_per_class")}
+    named = ("class_weights", "label_smoothing", "selection_per_class", "balanced_ramp")
+    given = {name: config.value(name) for name in named}
     parts = [(name.replace("_", " "), "" if value is True else f" {value}") for name, value in given.items() if value]
     if parts:
         lines["loss"] = ", ".join(name + value for name, value in parts)

@@ -72,7 +72,7 @@ def cross_fit(
     device = resolve_device(settings.device)
     plain = replace(settings, method="standard", method_options={}, forget_rate=0.0, recipe="paper", epochs=epochs)
     plain = replace(plain, lr_plan="linear", decay_start=epochs)  # the rate stays as it is
-    plain = replace(plain, class_weights=None, label_smoothing=0.0, selection_per_class=False)
+    plain = replace(plain, class_weights=None, label_smoothing=0.0, selection_per_class=False, balanced_ramp=False)
     half = np.zeros(len(train.labels), dtype=bool)
     half[np.random.default_rng([settings.seed, 2]).permutation(len(half))[len(half) // 2 :]] = True
     probability = np.zeros((len(half), num_classes))

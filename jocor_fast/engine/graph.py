@@ -72,7 +72,7 @@ class CapturedSteps:
 
     def begin(self, log: EpochLog, plan: EpochPlan) -> None:
         """Write the epoch's rates and place to the device, and drop the graphs where they no longer hold."""
-        recorded_for = (plan.beta1, plan.batch_size, self.step.method.phase(plan.epoch))
+        recorded_for = (plan.beta1, plan.batch_size, self.step.per_class, self.step.method.phase(plan.epoch))
         if log is not self._log or recorded_for != self._recorded_for:
             self._graphs.clear()
             self._pool = self._cuda.graph_pool_handle()

@@ -184,6 +184,7 @@ class TrainingState:
 
     def begin_epoch(self, plan: EpochPlan) -> tuple[EpochLog, StepRates]:
         """Return the log of the epoch, which may be under way, and what its steps read of the plan."""
+        self.step.per_class = self.step.is_per_class(plan.epoch)
         if self.log is None:
             self.log = self._new_log(plan)
             if self.step.per_class:

@@ -62,9 +62,16 @@ class TrainingStep:
         self.group.parameters += self.trained_state
         self.reads_sparse_rows = isinstance(self.group, SparsePerceptrons)  # else networks are given dense batches
         self.optimizer = build_optimizer(settings, self.group)
-        self.per_class = settings.selection_per_class and self.method.selects
+        self.per_class = self.is_per_class(epoch=1)
         self.class_weights: Tensor | None = None  # [C], as float32
         self.loss_scale = LossScale(device) if settings.precision == "float16" else None
+
+    def is_per_class(self, epoch: int) -> bool:
+        """Return whether the steps of an epoch are to select per class, as `per_class` has it; never, if not in 1."""
+        if not self.method.selects:
+            return False
+        in_ramp = epoch <= self.settings.ramp_epochs and not self.method.chooses_samples
+        return self.settings.selection_per_class or (self.settings.balanced_ramp and in_ramp)
 
     def __call__(
         self,
@@ -125,7 +132,8 @@ class TrainingStep:
         smoothing = self.settings.label_smoothing
         if not (self.per_class or smoothing or self.class_weights is not None):
             return keep
-        return keep._replace(terms=Terms(self.class_weights, smoothing, labels if self.per_class else None, ranks))
+        groups, precedence = (labels, ranks) if self.per_class else (None, None)
+        return keep._replace(terms=Terms(self.class_weights, smoothing, groups, precedence))
 
     def autocast(self) -> contextlib.AbstractContextManager[None]:
         """Return the precision of the run, for what the networks compute."""

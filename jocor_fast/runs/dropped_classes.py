@@ -22,17 +22,24 @@ class DroppedClasses(Observer):
     """
 
     def __init__(
-        self, settings: TrainSettings, names: Sequence[str] | None, remedy: str, warn: Callable[[str], None]
+        self,
+        settings: TrainSettings,
+        names: Sequence[str] | None,
+        asked: Callable[[str], str],
+        warn: Callable[[str], None],
     ) -> None:
         """Set up for a run.
 
         Args:
             settings: of the run.
             names: what the classes are called; None: by their numbers.
-            remedy: what asks for a selection per class.
+            asked: how a setting of this name is asked for.
             warn: is given the sentence.
         """
-        self._names, self._remedy, self._warn = names, remedy, warn
+        self._names, self._warn = names, warn
+        throughout = f"{asked('selection_per_class')} keeps the same share of each class"
+        at_first = f"{asked('balanced_ramp')} does so until the networks know them"
+        self._remedies = throughout if settings.balanced_ramp else f"{throughout}, {at_first}"
         self._ramp = settings.ramp_epochs
         self._watches = METHODS[settings.method].selects and not settings.selection_per_class
 
@@ -48,7 +55,7 @@ class DroppedClasses(Observer):
         named = ", ".join(names[:CLASSES_NAMED]) + more
         self._warn(
             f"of the samples labelled {named} hardly any was selected in epoch {event.epoch}, and what is not trained "
-            f"on is not learnt: {self._remedy} keeps the same share of each class"
+            f"on is not learnt: {self._remedies}"
         )
 
 
