@@ -249,6 +249,11 @@ def classes(finished: Finished) -> str:
         title = f"{METHODS[method].title}, {'the paper' if recipe == 'paper' else f'recipe `{recipe}`'}, seed {seed}"
         cells = [_with_least_share(finished, name) for name in names]
         rows.append([title, *cells, *[""] * (3 - len(cells))])
+    paper = Column(EIGHTY, "jocor", "").target(paper_result)
+    of_paper = [seed for recipe, method, seed in BALANCED if (recipe, method) == ("paper", "jocor")]
+    plain = finished.figures(of_table(EIGHTY, "jocor", seed) for seed in of_paper)
+    kept = finished.figures(f"6/{EIGHTY}/{by_class('jocor', 'paper', 'balanced_ramp')}/seed{seed}" for seed in of_paper)
+    rows.append(["JoCoR, the paper, all of these", against(plain, paper), against(kept, paper), ""])
     header = ["", "all classes together", "`--balanced-ramp`", "`--selection-per-class`"]
     return f"{LEAST_SHARE}\n{markdown_table(header, rows)}"
 
