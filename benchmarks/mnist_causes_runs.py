@@ -223,11 +223,11 @@ class Runs:
 
     def _classes(self) -> None:
         for recipe, method, seed in BALANCED:
-            self._add(6, 15, EIGHTY, method, seed, recipe=recipe)
+            self._add(6, 45, EIGHTY, method, seed, recipe=recipe)
             asked = ["balanced_ramp", *["selection_per_class"] * ((recipe, method, seed) in THROUGHOUT)]
             for option in asked:
                 name = by_class(method, recipe, option)
-                self._add(6, 15, EIGHTY, method, seed, name=name, recipe=recipe, settings={option: True})
+                self._add(6, 45, EIGHTY, method, seed, name=name, recipe=recipe, settings={option: True})
 
     def _table(self) -> None:
         for seed, recipe in product(range(1, 6), jf.schedules.RECIPES):

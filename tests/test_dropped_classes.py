@@ -38,8 +38,15 @@ def warnings_of(caplog: pytest.LogCaptureFixture, **changes: Any) -> list[str]:
 @pytest.mark.parametrize("method", ["jocor", "coteaching", "joint-only"])
 def test_a_class_that_is_dropped_is_warned_of_once(method: str, caplog: pytest.LogCaptureFixture) -> None:
     (sentence,) = warnings_of(caplog, method=method)
-    assert sentence.startswith("of the samples labelled 3 hardly any was selected in epoch ")
+    assert sentence.startswith("of the samples labelled 3 hardly any was selected in the last 3 epochs, ")
     assert "selection_per_class=True keeps the same share of each class, balanced_ramp=True does so until" in sentence
+
+
+@pytest.mark.parametrize(("epochs", "warned"), [(5, False), (6, True)])
+def test_a_class_is_dropped_when_it_has_been_for_three_epochs_from_the_end_of_the_ramp_on(
+    epochs: int, warned: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert bool(warnings_of(caplog, epochs=epochs)) == warned
 
 
 def test_after_a_balanced_ramp_the_other_remedy_alone_is_named(caplog: pytest.LogCaptureFixture) -> None:

@@ -183,7 +183,7 @@ def test_a_run_of_each_experiment_and_their_tables(
 def test_the_queue_begins_with_single_seeds_and_names_every_run_once(tmp_path: Path) -> None:
     runs = Runs().in_order()
     assert len({run.name for run in runs}) == len(runs)
-    assert {number for run in runs for number in run.experiments} == {1, 2, 3, 4, 5}
+    assert {number for run in runs for number in run.experiments} == {1, 2, 3, 4, 5, 6}
     assert all(run.name.endswith("/seed1") for run in runs[:70])
     with pytest.raises(SystemExit, match="no run is named 1/none"):
         make(["1/none"], tmp_path)

@@ -10,11 +10,12 @@ from jocor_fast.engine.settings import TrainSettings
 from jocor_fast.methods import METHODS
 
 LEAST_SHARE = 0.02  # of the average class's share
+EPOCHS = 3  # one after the other, in which a class is to be found dropped
 CLASSES_NAMED = 5
 
 
 class DroppedClasses(Observer):
-    """Warns once, from the end of the ramp on, where a selection of all classes together has dropped some.
+    """Warns once, soon after the end of the ramp, where a selection of all classes together has dropped some.
 
     Networks that begin without a class give its samples large losses, are then trained on none of them, and do not
     learn it later: of MNIST with 80 % of the labels wrong, runs that end ten points below the others have dropped a
@@ -41,12 +42,15 @@ class DroppedClasses(Observer):
         at_first = f"{asked('balanced_ramp')} does so until the networks know them"
         self._remedies = throughout if settings.balanced_ramp else f"{throughout}, {at_first}"
         self._ramp = settings.ramp_epochs
+        self._epochs: dict[int, int] = {}  # by class, how many there have been
         self._watches = METHODS[settings.method].selects and not settings.selection_per_class
 
     def on_epoch(self, event: EpochEvent) -> None:
         if not self._watches or event.first_stage or event.epoch < self._ramp:
             return
-        dropped = dropped_classes(event.metrics)
+        found = dropped_classes(event.metrics)
+        self._epochs = {number: self._epochs.get(number, 0) + 1 for number in found}
+        dropped = [number for number, epochs in self._epochs.items() if epochs == EPOCHS]
         if not dropped:
             return
         self._watches = False
@@ -54,8 +58,8 @@ class DroppedClasses(Observer):
         more = f" and {len(names) - CLASSES_NAMED} more" if len(names) > CLASSES_NAMED else ""
         named = ", ".join(names[:CLASSES_NAMED]) + more
         self._warn(
-            f"of the samples labelled {named} hardly any was selected in epoch {event.epoch}, and what is not trained "
-            f"on is not learnt: {self._remedies}"
+            f"of the samples labelled {named} hardly any was selected in the last {EPOCHS} epochs, and what is not "
+            f"trained on is not learnt: {self._remedies}"
         )
 
 
