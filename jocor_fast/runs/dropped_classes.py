@@ -38,12 +38,14 @@ class DroppedClasses(Observer):
             warn: is given the sentence.
         """
         self._names, self._warn = names, warn
-        throughout = f"{asked('selection_per_class')} keeps the same share of each class"
-        at_first = f"{asked('balanced_ramp')} does so until the networks know them"
-        self._remedies = throughout if settings.balanced_ramp else f"{throughout}, {at_first}"
+        method = METHODS[settings.method]
+        ways = {"balanced_ramp": "while the ramp lasts", "selection_per_class": "throughout"}
+        if settings.balanced_ramp or method.chooses_samples:
+            del ways["balanced_ramp"]
+        self._remedies = ", ".join(f"{asked(name)} {when}" for name, when in ways.items())
         self._ramp = settings.ramp_epochs
         self._epochs: dict[int, int] = {}  # by class, how many there have been
-        self._watches = METHODS[settings.method].selects and not settings.selection_per_class
+        self._watches = method.selects and not settings.selection_per_class
 
     def on_epoch(self, event: EpochEvent) -> None:
         if not self._watches or event.first_stage or event.epoch < self._ramp:
@@ -59,7 +61,7 @@ class DroppedClasses(Observer):
         named = ", ".join(names[:CLASSES_NAMED]) + more
         self._warn(
             f"of the samples labelled {named} hardly any was selected in the last {EPOCHS} epochs, and what is not "
-            f"trained on is not learnt: {self._remedies}"
+            f"trained on is not learnt; what keeps the same share of each class: {self._remedies}"
         )
 
 
