@@ -38,8 +38,7 @@ LAMBDAS = (0.65, 0.9, None)  # None: the preset's .95
 BALANCED = (  # recipe, method and seed: those that end far below the others, and some that do not
     *(("paper", "jocor", seed) for seed in (1, 2, 3, 4, 5)),
     *(("paper", "coteaching", seed) for seed in (1, 4)),
-    *(("published", "jocor", seed) for seed in (2, 3, 4)),
-    *(("published", "coteaching", seed) for seed in (2, 4)),
+    *(("published", method, seed) for method in ("jocor", "coteaching") for seed in (1, 2, 3, 4, 5)),
 )
 THROUGHOUT = (  # of these, those that are selected per class after the ramp, too
     ("paper", "jocor", 4),

@@ -246,16 +246,21 @@ def classes(finished: Finished) -> str:
         names = [of_table(EIGHTY, method, seed, recipe)]
         options = ["balanced_ramp", *["selection_per_class"] * ((recipe, method, seed) in THROUGHOUT)]
         names += [f"6/{EIGHTY}/{by_class(method, recipe, option)}/seed{seed}" for option in options]
-        title = f"{METHODS[method].title}, {'the paper' if recipe == 'paper' else f'recipe `{recipe}`'}, seed {seed}"
         cells = [_with_least_share(finished, name) for name in names]
-        rows.append([title, *cells, *[""] * (3 - len(cells))])
-    paper = Column(EIGHTY, "jocor", "").target(paper_result)
-    of_paper = [seed for recipe, method, seed in BALANCED if (recipe, method) == ("paper", "jocor")]
-    plain = finished.figures(of_table(EIGHTY, "jocor", seed) for seed in of_paper)
-    kept = finished.figures(f"6/{EIGHTY}/{by_class('jocor', 'paper', 'balanced_ramp')}/seed{seed}" for seed in of_paper)
-    rows.append(["JoCoR, the paper, all of these", against(plain, paper), against(kept, paper), ""])
+        rows.append([f"{_trained_by(method, recipe)}, seed {seed}", *cells, *[""] * (3 - len(cells))])
+    for recipe, method in dict.fromkeys((recipe, method) for recipe, method, _ in BALANCED):
+        seeds = [seed for *run, seed in BALANCED if run == [recipe, method]]
+        kept = f"6/{EIGHTY}/{by_class(method, recipe, 'balanced_ramp')}"
+        found = [[of_table(EIGHTY, method, seed, recipe) for seed in seeds], [f"{kept}/seed{seed}" for seed in seeds]]
+        paper = Column(EIGHTY, method, "").target(paper_result)
+        cells = [against(finished.figures(names), paper) for names in found]
+        rows.append([f"{_trained_by(method, recipe)}, all of these", *cells, ""])
     header = ["", "all classes together", "`--balanced-ramp`", "`--selection-per-class`"]
     return f"{LEAST_SHARE}\n{markdown_table(header, rows)}"
+
+
+def _trained_by(method: str, recipe: str) -> str:
+    return f"{METHODS[method].title}, {'the paper' if recipe == 'paper' else f'recipe `{recipe}`'}"
 
 
 def _with_least_share(finished: Finished, name: str) -> str:
