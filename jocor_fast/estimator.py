@@ -64,7 +64,7 @@ class JoCoRClassifier(ClassifierMixin, BaseEstimator):
         class_weights: "balanced", or a number for each class, in sorted order: how much its samples count in the loss.
         label_smoothing: ε in [0, 1], the part of each label to spread evenly over the classes.
         selection_per_class: whether each class keeps the same share of its samples.
-        balanced_ramp: whether each class does so while the ramp lasts, so that none is dropped before it is learnt.
+        balanced_ramp: whether each class does so while the ramp lasts: none is then dropped before it is learnt.
         random_state: initial weights and batches: an int, a RandomState or None (new ones for each fit).
 
     Attributes:

@@ -126,7 +126,7 @@ def train(
         label_smoothing: ε in [0, 1], the part of each label to spread evenly over the classes.
         selection_per_class: whether each class keeps the same share of its samples, so that a rare one is not left out
             as a whole. Which of a class with few rows in a batch are kept follows from its samples' losses so far.
-        balanced_ramp: whether each class keeps the same share of its samples while the ramp lasts, so that none is
+        balanced_ramp: whether each class keeps the same share of its samples while the ramp lasts: none is then
             dropped before it is learnt.
         output: folder for config.json, metrics.jsonl, summary.json, curves.png and checkpoints; None writes nothing.
         resume: go on from the checkpoint in `output`.

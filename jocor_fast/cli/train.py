@@ -109,8 +109,8 @@ def _run(config: Config, processes: Processes, console: Console) -> int:
     if processes.first:
         for warning in warnings_of(config, task, processes, batch):
             warn(warning)
-    per_class = DroppedClasses(settings, task.dataset.class_names, lambda name: OPTIONS[name].flag, warn)
-    watching = [per_class] if processes.first else []
+    dropped = DroppedClasses(settings, task.dataset.class_names, lambda name: OPTIONS[name].flag, warn)
+    watching = [dropped] if processes.first else []
     progress = TrainingProgress(console, trained_epochs(settings.epochs, settings.recipe), batch)
     with progress, _tensorboard(config, processes) as board, config.engine_complaints():
         result = fit(

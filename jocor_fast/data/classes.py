@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 _ACCEPTED = "whole numbers or strings"
 _LABELS_NAMED = 10  # in a message
+_CLASSES_NAMED = 5  # in a warning
 
 
 class LabelError(ValueError):
@@ -194,3 +195,9 @@ def _looked_up(values: np.ndarray, label_table: Sequence[str], name: str) -> np.
 def _listed(labels: Sequence[str]) -> str:
     shown = ", ".join(labels[:_LABELS_NAMED])
     return shown if len(labels) <= _LABELS_NAMED else f"{shown}, … ({len(labels)} in all)"
+
+
+def first_names(names: Sequence[str]) -> str:
+    """Return the names of some classes for a sentence: the first few, and how many more there are."""
+    more = len(names) - _CLASSES_NAMED
+    return ", ".join(names[:_CLASSES_NAMED]) + f" and {more} more" * (more > 0)

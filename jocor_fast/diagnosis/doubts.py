@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from jocor_fast.data.classes import first_names
 from jocor_fast.diagnosis.wrong_labels import Audit, classes_left_out
 from jocor_fast.report.screen import counted
 from jocor_fast.report.tables import percent
@@ -16,7 +17,6 @@ from jocor_fast.report.tables import percent
 FEW_STEPS = 10
 FEW_ERRORS = 0.25
 LEAST_OF_A_CLASS = 0.1
-CLASSES_NAMED = 5
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,8 +124,7 @@ def _classes_left_out(found: Audit, names: Sequence[str]) -> str | None:
 
 
 def _named(classes: np.ndarray, names: Sequence[str]) -> str:
-    more = len(classes) - CLASSES_NAMED
-    return ", ".join(names[number] for number in classes[:CLASSES_NAMED].tolist()) + f" and {more} more" * (more > 0)
+    return first_names([names[number] for number in classes.tolist()])
 
 
 def _agreement(found: Audit) -> float:

@@ -139,8 +139,8 @@ class TrainSettings:
     )
     balanced_ramp: bool = option(
         False, METHOD, "",
-        "keep the same share of each class while the dropped share rises, so that no class is dropped before it is "
-        "learnt, as can happen where most labels are wrong",
+        "keep the same share of each class while the dropped share rises: no class is dropped before it is learnt, as "
+        "can happen where most labels are wrong",
         check=arguments.check_switch, idle=_no_ramp, why="as in the paper, the smallest losses of the whole batch",
     )
     warmup_epochs: int = _of_method("coteaching-plus", "warmup_epochs", why="cifar10: 20; cifar100: 5")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from jocor_fast.data.classes import first_names
 from jocor_fast.engine.loop import EpochEvent, Observer
 from jocor_fast.engine.metrics import Metrics
 from jocor_fast.engine.settings import TrainSettings
@@ -11,14 +12,13 @@ from jocor_fast.methods import METHODS
 
 LEAST_SHARE = 0.02  # of the average class's share
 EPOCHS = 3  # one after the other, in which a class is to be found dropped
-CLASSES_NAMED = 5
 
 
 class DroppedClasses(Observer):
     """Warns once, soon after the end of the ramp, where a selection of all classes together has dropped some.
 
     Networks that begin without a class give its samples large losses, are then trained on none of them, and do not
-    learn it later: of MNIST with 80 % of the labels wrong, runs that end ten points below the others have dropped a
+    learn it later: of MNIST with 80 % of the labels wrong, runs that end seven to ten points below the others drop a
     class within the first ten epochs (benchmarks/results/mnist-causes).
     """
 
@@ -56,9 +56,7 @@ class DroppedClasses(Observer):
         if not dropped:
             return
         self._watches = False
-        names = [str(number) if self._names is None else self._names[number] for number in dropped]
-        more = f" and {len(names) - CLASSES_NAMED} more" if len(names) > CLASSES_NAMED else ""
-        named = ", ".join(names[:CLASSES_NAMED]) + more
+        named = first_names([str(number) if self._names is None else self._names[number] for number in dropped])
         self._warn(
             f"of the samples labelled {named} hardly any was selected in the last {EPOCHS} epochs, and what is not "
             f"trained on is not learnt; what keeps the same share of each class: {self._remedies}"
