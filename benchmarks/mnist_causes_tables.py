@@ -15,7 +15,7 @@ from typing import Any
 from jocor_fast.files.names import CONFIG, read_json, read_metrics, read_summary
 from jocor_fast.methods import METHODS
 from jocor_fast.paper.results import PaperResult, paper_result, rerun_result
-from jocor_fast.report.summary import AVERAGED_EPOCHS, best_epoch, last_mean, mean_and_std
+from jocor_fast.report.summary import best_epoch, last_mean, mean_and_std
 from mnist_causes_runs import (
     BALANCED,
     DIFFERENCES,
@@ -36,6 +36,7 @@ from mnist_causes_runs import (
 from published_faults import FAULTS, SECOND_SOFTMAX
 from record import described, machine
 from tables import csv_text, markdown_table
+from training_runs import least_share_of_a_class
 
 TABLES_BELOW = "<!-- below: python benchmarks/mnist_causes.py --collect -->"
 NOT_RUN = "not run"
@@ -69,7 +70,7 @@ class Finished:
         if name in self.rows:
             noted = self.rows[name].get("least_share_of_a_class")
             return float(noted) if noted not in (None, "") else None
-        return _least_share(self.metrics.get(name, ()))
+        return least_share_of_a_class(self.metrics.get(name, ()))
 
 
 @dataclass(frozen=True)
@@ -270,13 +271,6 @@ def _with_least_share(finished: Finished, name: str) -> str:
     return f"{100 * figures[0]:.2f}" + ("" if share is None else f" ({100 * share:.1f})")
 
 
-def _least_share(metrics: Sequence[Mapping[str, Any]]) -> float | None:
-    shares = [line.get("selected_share_per_class") for line in metrics[-AVERAGED_EPOCHS:]]
-    if not shares or not all(shares):
-        return None
-    return min(map(fmean, zip(*shares, strict=True)))
-
-
 def whole_table(finished: Finished) -> str:
     """Experiment 5."""
     rows = []
@@ -375,7 +369,7 @@ def _row(name: str, folder: Path, metrics: Sequence[Mapping[str, Any]]) -> dict[
         "best_epoch": best["epoch"] if best else None,
         "best_test_accuracy": _rounded(best["test_accuracy"]) if best else None,
         "realised_noise_rate": _rounded(summary.get("realised_noise_rate")),
-        "least_share_of_a_class": _rounded(_least_share(metrics)),
+        "least_share_of_a_class": _rounded(least_share_of_a_class(metrics)),
         "mean_of_diagonal_of_t": _rounded(fmean(diagonal)) if diagonal else None,
         **{name: settings.get(name) for name in ASKED},
         "processor": machine()["processor"],

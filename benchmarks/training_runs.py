@@ -1,4 +1,4 @@
-"""Training runs as processes: one for a limited time, or several at once against one alone."""
+"""Training runs as processes: one for a limited time, several at once against one alone; and what metrics tell."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+from jocor_fast.report.summary import AVERAGED_EPOCHS
 from record import device
 
 TRAIN = (sys.executable, "-m", "jocor_fast", "train")
@@ -61,7 +62,7 @@ def train(run: Run, folder: Path) -> dict[str, Any]:
 def figures(epochs: Sequence[Mapping[str, Any]], batch_size: int) -> dict[str, Any]:
     """Return seconds with evaluation, steps a second, the mean accuracy of the last ten epochs, and the curve."""
     steady = epochs[WARM_UP_EPOCHS:] or epochs
-    last = [epoch["test_accuracy"] for epoch in epochs[-10:] if epoch["test_accuracy"] is not None]
+    last = [epoch["test_accuracy"] for epoch in epochs[-AVERAGED_EPOCHS:] if epoch["test_accuracy"] is not None]
     return {
         "epochs": len(epochs),
         "seconds": round(sum(epoch["seconds"] + epoch["eval_seconds"] for epoch in epochs), 2),
@@ -69,6 +70,14 @@ def figures(epochs: Sequence[Mapping[str, Any]], batch_size: int) -> dict[str, A
         "test_accuracy": statistics.mean(last) if last else None,
         "curve": [{name: epoch[name] for name in ("epoch", "test_accuracy")} for epoch in epochs],
     }
+
+
+def least_share_of_a_class(metrics: Sequence[Mapping[str, Any]]) -> float | None:
+    """Return the smallest share of a class's labels that was selected over the last ten epochs; None: not recorded."""
+    shares = [line.get("selected_share_per_class") for line in metrics[-AVERAGED_EPOCHS:]]
+    if not shares or not all(shares):
+        return None
+    return min(map(statistics.fmean, zip(*shares, strict=True)))
 
 
 def seconds_of_runs(count: int, options: Sequence[str]) -> float:
