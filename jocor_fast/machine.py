@@ -109,9 +109,9 @@ def own_modes(device: torch.device) -> Iterator[None]:
 
     New tensors are float32, as inputs are, whatever torch.set_default_dtype says.
 
-    On the CPU, denormal numbers (in float32 those below 1.2e-38) count as 0: Adam's moments decay to them where a
-    gradient stays 0, and get no further, and on an Intel Xeon an epoch takes up to twice as long on them
-    (benchmarks/mnist_epoch.py --denormals).
+    On the CPU, denormal numbers (in float32 those below 1.2e-38) count as 0, in the threads that torch uses then:
+    Adam's moments decay to them where a gradient stays 0, and get no further, and on an Intel Xeon an epoch takes up to
+    twice as long on them (benchmarks/mnist_epoch.py --denormals).
 
     Autocast's cache is off: it keeps cast weights until the outermost context ends, and later steps would compute with
     the weights of the first.

@@ -19,6 +19,7 @@ from rich.console import Console
 from jocor_fast.config.resolve import Config
 from jocor_fast.data.dataset import DataShape
 from jocor_fast.data.samples import Samples
+from jocor_fast.machine import own_threads
 from jocor_fast.methods import METHODS
 from jocor_fast.models.networks import build_model
 from jocor_fast.noise.drawing import expected_rate
@@ -83,17 +84,13 @@ class StepTimes:
 
     def _measured(self, config: Config, shape: DataShape, model: str) -> tuple[float, float]:
         """Return the seconds of a step and of evaluating a sample."""
-        before = torch.get_num_threads()
-        torch.set_num_threads(self.threads)
-        try:
+        with own_threads(self.threads):
             first, evaluated = _trained(config, shape, model, steps=1, epochs=1)
             if first > SLOW_SECONDS:
                 return first, evaluated
             steps = min(MOST_STEPS, max(2, int(MEASURED_SECONDS / first)))
             # The second of two epochs is measured where that costs little: the first pays for caches and captures.
             return _trained(config, shape, model, steps=steps, epochs=2 if first < MEASURED_SECONDS else 1)
-        finally:
-            torch.set_num_threads(before)
 
 
 def _trained(config: Config, shape: DataShape, model: str, *, steps: int, epochs: int) -> tuple[float, float]:

@@ -107,7 +107,7 @@ def fit(
         recorder.on_stage(f"second stage: {method.stages[1]}")
         return estimated.to(device)
 
-    with own_modes(device), own_threads(settings.threads), seeded_generators(settings.seed, device):
+    with own_threads(settings.threads), own_modes(device), seeded_generators(settings.seed, device):
         modules = build_networks(networks, method.num_networks, settings.method, device)
         if not processes.first:  # dropout masks of its own
             seed_generators(derived_seed(settings.seed, 3, processes.rank), device)
