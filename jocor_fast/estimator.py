@@ -18,10 +18,12 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor, nn
 
 from jocor_fast.data.samples import Samples, input_warnings
-from jocor_fast.data.sparse import csr_inputs, is_sparse, take_rows
+from jocor_fast.data.sparse import csr_inputs, dense_rows, is_sparse, take_rows
+from jocor_fast.engine.networks import probe_classes
 from jocor_fast.engine.plan import unfinished_schedule
 from jocor_fast.engine.settings import TrainSettings
 from jocor_fast.engine.sparse_perceptrons import logits_of
+from jocor_fast.errors import ArgumentError, ArgumentValueError
 from jocor_fast.machine import resolve_device
 from jocor_fast.models.networks import build_model
 from jocor_fast.runs.fit import fit
@@ -132,9 +134,8 @@ class JoCoRClassifier(ClassifierMixin, BaseEstimator):
         inputs = _inputs(X)
         for sentence in input_warnings("X", inputs):
             warnings.warn(sentence, stacklevel=2)
-        build = self.network if callable(self.network) else partial(build_model, self.network)
         samples = Samples(inputs, torch.from_numpy(numbers))
-        run = fit(settings, lambda: build(X.shape[1:], len(self.classes_)), samples)
+        run = fit(settings, partial(self._build, next(dense_rows(inputs))), samples)
         if run.summary["status"] == "diverged":
             fault = run.summary["diverged"]
             raise RuntimeError(f"training diverged in epoch {fault['epoch']}: {fault['reason']}; a smaller lr may help")
@@ -185,6 +186,22 @@ class JoCoRClassifier(ClassifierMixin, BaseEstimator):
         tags = super().__sklearn_tags__()
         tags.input_tags.sparse = True
         return tags
+
+    def _build(self, sample: Tensor) -> nn.Module:
+        """Return a network for such samples, with an output for each class: `predict` has labels for no others."""
+        build = self.network if callable(self.network) else partial(build_model, self.network)
+        try:
+            network = build(sample.shape, len(self.classes_))
+        except ArgumentError as error:
+            if error.argument != "model":
+                raise
+            raise type(error)("network", error.problem) from None
+        if isinstance(network, nn.Module):
+            outputs = probe_classes([network], sample[None], "X")
+            if outputs != len(self.classes_):
+                rule = f"must have as many outputs as there are classes, {len(self.classes_)}"
+                raise ArgumentValueError("network", f"{rule}, got {outputs}")
+        return network
 
     def _settings(self, samples: int) -> TrainSettings:
         """The parameters as the engine takes and checks them."""

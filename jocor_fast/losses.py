@@ -336,6 +336,7 @@ def select_small_loss(
     keep = tensor_arguments.check_num_keep(num_keep, losses)
     if groups is not None:
         tensor_arguments.check_losses(losses, eligible, groups)
+        tensor_arguments.check_known_value(keep, losses)
         return composed_losses.select_per_group(losses.detach(), keep, eligible, groups)
     selected: Tensor = _select_small_loss(losses, *split(keep), eligible)
     return selected

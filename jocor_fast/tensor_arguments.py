@@ -40,6 +40,13 @@ def check_num_keep(num_keep: int | Tensor, rows: Tensor) -> int | Tensor:
     return in_64_bits("num_keep", value)
 
 
+def check_known_value(num_keep: int | Tensor, rows: Tensor) -> None:
+    """Raise ValueError for a tensor below 1 on the CPU, as the operators do; elsewhere the host would wait for it."""
+    known = type(num_keep) is Tensor and num_keep.device.type == "cpu" and not torch.compiler.is_compiling()
+    if known:
+        check_num_keep(int(num_keep), rows)
+
+
 def check_tensor(name: str, tensor: Any) -> None:
     """Raise TypeError unless the value is a tensor whose numbers lie in memory by strides."""
     if not isinstance(tensor, Tensor):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import os
 import warnings
@@ -240,7 +241,7 @@ class _Told(Observer):
 
     def on_epoch(self, event: EpochEvent) -> None:
         if not event.first_stage:
-            self.tell(event.metrics)
+            self.tell(copy.deepcopy(event.metrics))  # the run keeps its own
 
 
 def load_run(

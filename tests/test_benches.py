@@ -16,6 +16,7 @@ import torch
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
+import balanced_ramp  # noqa: E402
 import compare  # noqa: E402
 import plot  # noqa: E402
 from cases import ARGSORT, COMPILED, EAGER, KERNELS_ALONE, OURS, PUBLISHED, TOPK, Case, Shape, cases_of  # noqa: E402
@@ -232,3 +233,41 @@ def test_figures_of_a_rung_and_their_table() -> None:
 
 def test_kernels_that_overlap_count_once() -> None:
     assert covered([(0, 2), (1, 3), (1, 2), (5, 6)]) == 4
+
+
+def test_the_balanced_ramp_is_compared_on_seeds_that_have_both_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(balanced_ramp, "FOLDER", tmp_path)
+    figures = {
+        (False, 1): (0.80, 0.0),
+        (True, 1): (0.90, 0.15),
+        (False, 2): (0.90, 0.2),
+        (True, 2): (0.89, 0.1),
+        (True, 3): (0.1, 0),
+    }
+    rows = [
+        {
+            "data": "mnist-symmetric-0.8",
+            "tau": "0.8",
+            "balanced_ramp": balanced,
+            "seed": seed,
+            "test_accuracy": accuracy,
+            "least_share_of_a_class": share,
+        }
+        for (balanced, seed), (accuracy, share) in figures.items()
+    ]
+    balanced_ramp.write(rows)
+    written = (tmp_path / "balanced-ramp.md").read_text()
+    line = "| mnist-symmetric-0.8 | 0.8 | 85.00 ± 7.07 (0.0) | 89.50 ± 0.71 (10.0) | +10.00, -1.00 |"
+    assert line in written
+    assert len((tmp_path / "runs.csv").read_text().splitlines()) == 2 + len(rows)
+
+
+def test_the_balanced_ramp_is_compared_on_cells_of_experiments_at_their_forget_rate(tmp_path: Path) -> None:
+    lines = list(balanced_ramp.compared(list(balanced_ramp.DATA)))
+    assert [line.name for line in lines if line.adaptive] == ["mnist-symmetric-0.8", "fashion-mnist-symmetric-0.8"]
+    for line in lines:
+        with_it, without = (line.run(balanced, 1, tmp_path) for balanced in (True, False))
+        assert with_it.settings == {**without.settings, "balanced_ramp": True}
+        assert with_it.folder != without.folder

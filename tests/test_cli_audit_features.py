@@ -74,7 +74,11 @@ def test_a_mapped_file_and_numbers_give_the_same_list(folder: Path) -> None:
         ("y.npy", "y.npy", (), 2, "--features must have shape"),
         ("x.npy", "y.npy", ("run",), 2, "the folder of a run, or --features and --labels, got both"),
         ("x.npy", "y.npy", ("--forget-rate=1",), 2, "--forget-rate must lie in [0, 1), got"),
+        ("x.npy", "y.npy", ("--forget-rate=2",), 2, "--forget-rate must lie in [0, 1), got 2.0"),
+        ("x.npy", "y.npy", ("--forget-rate=x",), 2, "--forget-rate must be a number or auto, got 'x'"),
+        ("x.npy", "y.npy", ("--forget-rate=adaptive",), 2, "--forget-rate must be a number or auto, got 'adaptive'"),
         ("x.npy", "y.npy", ("--seed=-1",), 2, "--seed must be at least 0, got -1"),
+        ("x.npy", "y.npy", ("--seed=1.5",), 2, "--seed must be a whole number, got '1.5'"),
         ("x.npy", "y.npy", ("--names=y.csv",), 1, "y.csv"),
     ],
 )

@@ -103,6 +103,15 @@ def test_an_array_is_labelled_as_the_networks_do(
     np.testing.assert_allclose([float(row["confidence"]) for row in rows], expected.max(1), atol=2e-6)
 
 
+def test_an_array_of_no_samples_has_no_rows_and_the_others_do(
+    digits: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    np.save(tmp_path / "empty.npy", TEST[:0])
+    np.save(tmp_path / "test.npy", TEST[:70])
+    assert predicted(capsys, digits, tmp_path / "empty.npy") == []
+    assert len(predicted(capsys, digits, tmp_path / "empty.npy", tmp_path / "test.npy")) == 70
+
+
 @pytest.mark.parametrize(
     "laid_out",
     [lambda a: a[:, None], lambda a: a[..., None], lambda a: a.astype(np.int64)],

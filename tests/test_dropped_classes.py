@@ -52,6 +52,18 @@ def test_a_class_is_dropped_when_it_has_been_for_three_epochs_from_the_end_of_th
     assert bool(warnings_of(caplog, epochs=epochs)) == warned
 
 
+def test_a_run_in_parts_warns_as_one_in_whole(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    inputs, labels = one_class_is_noise()
+    np.savez(tmp_path / "data.npz", x_train=inputs, y_train=labels)
+    data = ["train", "--dataset", f"npz:{tmp_path / 'data.npz'}", "--output", str(tmp_path / "run"), "--no-test"]
+    flags = [f"--{name.replace('_', '-')}={value}" for name, value in SETTINGS.items()]
+    warned = []
+    for epoch in (2, 4, 6):
+        assert main([*data, *flags, f"--stop-after={epoch}", "--resume"]) == 0
+        warned.append("hardly any" in capfd.readouterr().err)
+    assert warned == [False, False, True]
+
+
 def test_after_a_balanced_ramp_the_other_remedy_alone_is_named(caplog: pytest.LogCaptureFixture) -> None:
     (sentence,) = warnings_of(caplog, balanced_ramp=True, epochs=30)
     assert sentence.endswith("what keeps the same share of each class: selection_per_class=True throughout")

@@ -187,7 +187,18 @@ def test_the_ramp_has_400_steps_where_the_epochs_allow(samples: int, epochs: int
         ({"epochs": 0}, ValueError, "epochs must be at least 1, got 0"),
         ({"ramp_epochs": -1}, ValueError, "ramp_epochs must be at least 0"),
         ({"method": "magic"}, ValueError, "method must be one of"),
-        ({"network": "resnet17"}, ValueError, "model must be mlp, cnn or"),
+        ({"network": "resnet17"}, ValueError, "network must be mlp, cnn or"),
+        ({"network": None}, TypeError, "network must be a str, got NoneType"),
+        (
+            {"network": lambda shape, _: nn.Linear(*shape, 7)},
+            ValueError,
+            "outputs as there are classes, 3, got 7",
+        ),
+        (
+            {"network": lambda shape, _: nn.Linear(*shape, 2)},
+            ValueError,
+            "outputs as there are classes, 3, got 2",
+        ),
         ({"lr": 1e30, "network": "mlp", "epochs": 5}, RuntimeError, "training diverged in epoch"),
     ],
 )

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+import jocor_fast as jf
 from loss_cases import everywhere, random_logits, select, with_every_float_type
 
 INF, NAN = float("inf"), float("nan")
@@ -114,6 +115,13 @@ def test_number_to_keep_as_a_tensor(loss, device):
         assert np.array_equal(chosen(loss, losses, torch.tensor(k, device=device)), chosen(loss, losses, k))
     k = torch.tensor([3, 9], device=device)[1]  # a view is as good
     assert chosen(loss, losses, k).sum() == 9
+
+
+@pytest.mark.parametrize("k", [0, -3])
+def test_a_tensor_that_keeps_no_row_is_refused_with_groups_as_without(k):
+    for groups in (None, torch.zeros(3, dtype=torch.long)):
+        with pytest.raises(ValueError, match=f"num_keep must be at least 1, got {k}"):
+            jf.select_small_loss(torch.rand(3), torch.tensor(k), groups=groups)
 
 
 @everywhere

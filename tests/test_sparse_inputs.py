@@ -223,6 +223,7 @@ def forms() -> dict[str, Any]:
         "coordinates": matrix.tocoo(),
         "tensor": csr_inputs(matrix, "X"),
         "tensor, int64": torch.from_numpy(matrix.toarray()).double().to_sparse_csr(),
+        "tensor, bfloat16": torch.from_numpy(matrix.toarray()).bfloat16().to_sparse_csr(),
     }
 
 
@@ -374,7 +375,13 @@ def test_an_npz_data_set_may_name_sparse_files(tmp_path: Path, capsys: pytest.Ca
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        (lambda matrix: matrix.tocsc(), "inputs.npz must hold a CSR matrix, got one in csc form: save matrix.tocsr()"),
+        *(
+            (
+                lambda matrix, form=form: matrix.asformat(form),
+                f"inputs.npz must hold a CSR matrix, got one in {form} form: save matrix.tocsr()",
+            )
+            for form in ("csc", "coo", "bsr")
+        ),
         (lambda matrix: matrix * np.inf, "inputs.npz must be finite in float32"),
         (lambda matrix: matrix[:-1], "as many train labels as images"),
     ],

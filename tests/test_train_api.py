@@ -401,6 +401,12 @@ WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"output": ""}, ValueError, "output must name a folder, got ''"),  # the current one is "."
     ({"resume": "no"}, TypeError, "resume must be a bool, got str"),
     ({"precision": "float8"}, ValueError, "precision must be one of"),
+    ({"threads": 2000}, ValueError, "threads must be at most 1024, got 2000"),
+    (
+        {"train_data": (torch.stack([torch.eye(6)] * 3).to_sparse_csr(), [0] * 3)},
+        ValueError,
+        r"must be of shape \[N, D\]",
+    ),
 ]
 
 
@@ -555,3 +561,27 @@ def test_a_run_of_networks_that_only_their_owner_can_build_says_so(tmp_path: Pat
         jf.load_run(tmp_path / "run", networks=small_cnn)
     with pytest.raises(RunError, match="is not the folder of a run"):
         jf.load_run(tmp_path)
+
+
+def test_what_a_caller_makes_of_an_epochs_line_stays_the_callers(tmp_path: Path) -> None:
+    """Of what a checkpoint holds nothing may be of a type that is not read back."""
+    inputs, labels, _ = arrays()
+
+    def note(line: dict[str, Any]) -> None:
+        line["own"] = np.float64(1.0)
+        line["selected_share_per_class"].clear()
+
+    own: dict[str, Any] = {**QUICK, "output": tmp_path / "run", "epochs": 3}
+    run = jf.train(small_mlp, (inputs, labels), on_epoch=note, **own)
+    assert all("own" not in line and line["selected_share_per_class"] for line in run.metrics)
+    assert jf.load_run(tmp_path / "run", networks=small_mlp).metrics == run.metrics
+
+
+def test_networks_are_left_as_they_were_where_class_weights_do_not_fit_them() -> None:
+    inputs, labels, _ = arrays()
+    networks = small_mlp(), small_mlp()
+    sizes = [parameter.untyped_storage().nbytes() for network in networks for parameter in network.parameters()]
+    with pytest.raises(ValueError, match=f"class_weights must be a number for each of the {CLASSES} classes"):
+        jf.train(networks, (inputs, labels), class_weights=[1.0] * (CLASSES - 1), **QUICK)
+    after = [parameter.untyped_storage().nbytes() for network in networks for parameter in network.parameters()]
+    assert after == sizes

@@ -91,6 +91,21 @@ def test_a_run_takes_denormal_numbers_as_zero_and_leaves_the_threads_as_they_wer
 
 
 @can_flush
+@pytest.mark.skipif(compiled is None, reason="torch's own switch reaches the calling thread alone")
+def test_threads_that_a_run_alone_has_asked_for_are_left_as_they_were() -> None:
+    data = labelled()
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        jf.train(lambda: NotesDenormals(6, CLASSES), data, threads=3, **QUICK)
+        torch.set_num_threads(3)
+        assert kept_denormals() == 1 << 18
+    finally:
+        flush_denormals(False)
+        torch.set_num_threads(threads)
+
+
+@can_flush
 def test_a_run_within_a_run_leaves_denormal_numbers_as_they_were() -> None:
     with own_modes(torch.device("cpu")):
         with own_modes(torch.device("cpu")):

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from jocor_fast.arguments import at_least
+from jocor_fast.arguments import at_least, check_forget_rate
 from jocor_fast.cli import features
 from jocor_fast.cli.audit_outputs import Outputs
 from jocor_fast.cli.flags import declare_alone, declare_within, parse_device
 from jocor_fast.config.options import OPTIONS
-from jocor_fast.config.resolve import name_of_data
+from jocor_fast.config.resolve import flag_value, name_of_data
 from jocor_fast.data.arrays import read_array, reading, split_key, user_path
 from jocor_fast.data.columns import check_complete, read_by_id, text_encoding
 from jocor_fast.data.dataset import Dataset, numbered
@@ -53,6 +53,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     declare_within(group, features.options(*OF_NETWORK))
 
 
+def _share(text: str | None) -> float | None:
+    """Return the share of wrong labels that is known, None where it is to be estimated."""
+    if text is None or text == "auto":
+        return None
+    try:
+        share = float(text)
+    except ValueError:
+        raise ConfigError(f"--forget-rate must be a number or auto, got {text!r}") from None
+    return check_forget_rate(share)
+
+
 def run_by_network(arguments: argparse.Namespace, outputs: Outputs, console: Console) -> int:
     """Compute features of a data set, unless an earlier call did, and find wrong labels by them, as `run`."""
     if arguments.runs or arguments.features is not None:
@@ -82,9 +93,9 @@ def run(arguments: argparse.Namespace, outputs: Outputs, console: Console, datas
         if getattr(arguments, name) is None:
             raise ConfigError(f"audit takes --features, --labels and --output together, got no --{name}")
     check_writable(user_path(arguments.output))
-    with called({"seed": "--seed"}):
-        seed = at_least("seed", OPTIONS["seed"].parse(arguments.seed), 0)
-    share = None if arguments.forget_rate in (None, "auto") else OPTIONS["forget_rate"].parse(arguments.forget_rate)
+    with called({"seed": "--seed", "forget_rate": "--forget-rate"}):
+        seed = at_least("seed", flag_value(OPTIONS["seed"], arguments.seed), 0)
+        share = _share(arguments.forget_rate)
     device = parse_device(arguments.device)
     import numpy as np
 

@@ -147,7 +147,7 @@ def resolve(flags: Mapping[str, str | bool], file: str | None = None) -> Config:
     """
     values: dict[str, Any] = {name: option.default for name, option in OPTIONS.items()}
     from_file = read_config_file(file) if file is not None else {}
-    from_flags = {name: _flag_value(OPTIONS[name], text) for name, text in flags.items()}
+    from_flags = {name: flag_value(OPTIONS[name], text) for name, text in flags.items()}
     config = Config(file=file, sources=dict.fromkeys(values, "default"))
     given_by: tuple[tuple[Source, dict[str, Any]], ...] = (("config", from_file), ("flag", from_flags))
     for source, given in given_by:
@@ -202,7 +202,8 @@ def closest_option(name: str) -> str | None:
     return next(iter(difflib.get_close_matches(name.replace("-", "_"), OPTIONS, n=1)), None)
 
 
-def _flag_value(option: Option, text: str | bool) -> Any:
+def flag_value(option: Option, text: str | bool) -> Any:
+    """Return the value of a flag's text; ConfigError if it is not of the option's kind."""
     try:
         return option.typed(text) if isinstance(text, bool) else option.parse(text)
     except ValueError:

@@ -45,7 +45,11 @@ def csr_inputs(matrix: Any, name: str) -> Tensor:
 
     if isinstance(matrix, Tensor):
         parts = matrix.detach().cpu()
-        arrays = (parts.values().numpy(), parts.col_indices().numpy(), parts.crow_indices().numpy())
+        if parts.dim() != 2:
+            raise ValueError(f"{name} must be of shape [N, D], got a sparse tensor of shape {tuple(parts.shape)}")
+        values = parts.values()
+        values = values.float() if values.dtype == torch.bfloat16 else values  # which NumPy does not know
+        arrays = (values.numpy(), parts.col_indices().numpy(), parts.crow_indices().numpy())
         matrix = csr_matrix(arrays, shape=tuple(parts.shape))
     if matrix.dtype.kind not in "biuf":
         raise TypeError(f"{name} must be numbers, got a sparse matrix of {matrix.dtype}")
@@ -66,8 +70,8 @@ def csr_inputs(matrix: Any, name: str) -> Tensor:
         csr = csr.copy()
         csr.sum_duplicates()
     with np.errstate(over="ignore"):  # of which `input_warnings` tells
-        values = csr.data.astype(np.float32, copy=False)
-    arrays = csr.indptr.astype(np.int32, copy=False), csr.indices.astype(np.int32, copy=False), values
+        numbers = csr.data.astype(np.float32, copy=False)
+    arrays = csr.indptr.astype(np.int32, copy=False), csr.indices.astype(np.int32, copy=False), numbers
     starts, columns, entries = (torch.from_numpy(np.require(array, requirements=["C", "W"])) for array in arrays)
     return csr_tensor(starts, columns, entries, csr.shape[1])
 
@@ -123,5 +127,6 @@ def as_dense(inputs: Tensor) -> Tensor:
 
 def dense_rows(inputs: Tensor) -> Iterator[Tensor]:
     """Yield the samples one by one, dense; of sparse ones a few at a time are made so."""
-    for rows in torch.arange(len(inputs)).split(_DENSE_AT_ONCE):
-        yield from take_rows(inputs, rows).to_dense() if is_sparse(inputs) else inputs[rows[0] : rows[-1] + 1]
+    for first in range(0, len(inputs), _DENSE_AT_ONCE):
+        last = min(first + _DENSE_AT_ONCE, len(inputs))
+        yield from take_rows(inputs, torch.arange(first, last)).to_dense() if is_sparse(inputs) else inputs[first:last]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from time import perf_counter
@@ -27,6 +27,7 @@ class EpochEvent:
     metrics: Metrics  # the line of metrics.jsonl
     fault: Fault | None = None  # why the run has diverged, if it has
     first_stage: bool = False  # which has a metrics.jsonl of its own
+    lines: Sequence[Metrics] = ()  # of metrics.jsonl up to this one, those before the run was resumed among them
 
 
 class Observer:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 OptimizerSource: TypeAlias = "Callable[[list[torch.Tensor]], torch.optim.Optimizer]"
 
 _MOST_DEVICE = 127  # torch has 8 bits for the number of a device
+_MOST_THREADS = 1024  # more than any machine gains by, and few enough to start
 BALANCED = "balanced"  # class weights
 ADAPTIVE = "adaptive"  # τ
 OPTIMIZERS = ("adam", "sgd")
@@ -40,6 +41,13 @@ def _seed(name: str, value: Any) -> int:
     if seed >= 2**63:
         raise ArgumentValueError(name, f"must be under 2**63, got {seed}")
     return seed
+
+
+def _threads(name: str, value: Any) -> int:
+    threads = arguments.positive_int(name, value)
+    if threads > _MOST_THREADS:
+        raise ArgumentValueError(name, f"must be at most {_MOST_THREADS}, got {threads}")
+    return threads
 
 
 def device_name(device: str | torch.device) -> str:
@@ -202,7 +210,7 @@ class TrainSettings:
         why="not compiled; compiling takes a minute",
     )
     threads: int | None = option(
-        None, MACHINE, "N", "threads on the CPU", check=_or_none(arguments.positive_int), idle=_on_gpu,
+        None, MACHINE, "N", "threads on the CPU", check=_or_none(_threads), idle=_on_gpu,
         why="those that OMP_NUM_THREADS or the cores allow, or one for a step where that is faster and changes no bit",
     )
     selection_scope: str = option(

@@ -108,10 +108,11 @@ class TrainingState:
         self.threads.on_choice = on_choice
 
     def _make_step(self, method: Method) -> None:
+        class_weights = self._class_weights()  # which may be wrong, and the step changes the networks
         self.step = TrainingStep(
             self.settings, method, self.networks, self.source, self.device, self.generator, self.processes
         )
-        self.step.class_weights = self._class_weights()
+        self.step.class_weights = class_weights
         self.threads = StepThreads(self.step, self.networks)
 
     def _check(self, train: Samples, test: Samples | None, val: Samples | None) -> int:

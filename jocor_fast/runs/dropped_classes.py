@@ -15,7 +15,7 @@ EPOCHS = 3  # one after the other, in which a class is to be found dropped
 
 
 class DroppedClasses(Observer):
-    """Warns once, soon after the end of the ramp, where a selection of all classes together has dropped some.
+    """Warns once of classes that a selection of all together drops, from the third epoch at the whole forget rate on.
 
     Networks that begin without a class give its samples large losses, are then trained on none of them, and do not
     learn it later: of MNIST with 80 % of the labels wrong, runs that end seven to ten points below the others drop a
@@ -43,16 +43,13 @@ class DroppedClasses(Observer):
         if settings.balanced_ramp or method.chooses_samples:
             del ways["balanced_ramp"]
         self._remedies = ", ".join(f"{asked(name)} {when}" for name, when in ways.items())
-        self._ramp = settings.ramp_epochs
-        self._epochs: dict[int, int] = {}  # by class, how many there have been
+        self._first = max(settings.ramp_epochs, 1) + EPOCHS - 1
         self._watches = method.selects and not settings.selection_per_class
 
     def on_epoch(self, event: EpochEvent) -> None:
-        if not self._watches or event.first_stage or event.epoch < self._ramp:
+        if not self._watches or event.first_stage or event.epoch < self._first:
             return
-        found = dropped_classes(event.metrics)
-        self._epochs = {number: self._epochs.get(number, 0) + 1 for number in found}
-        dropped = [number for number, epochs in self._epochs.items() if epochs == EPOCHS]
+        dropped = sorted(set.intersection(*(set(dropped_classes(line)) for line in event.lines[-EPOCHS:])))
         if not dropped:
             return
         self._watches = False
@@ -65,7 +62,8 @@ class DroppedClasses(Observer):
 
 def dropped_classes(line: Metrics) -> list[int]:
     """Return the classes of a line of metrics.jsonl that are selected hardly ever, unlike the others."""
-    shares = {number: share for number, share in enumerate(line["selected_share_per_class"]) if share is not None}
+    found = line.get("selected_share_per_class") or ()  # older runs did not note it
+    shares = {number: share for number, share in enumerate(found) if share is not None}
     if not shares:
         return []
     average = sum(shares.values()) / len(shares)

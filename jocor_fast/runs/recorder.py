@@ -192,7 +192,7 @@ class Recorder(Observer):
             if self.recording.folder is not None:
                 self._write_checkpoint()
         for observer in self.observers:
-            observer.on_epoch(replace(event, first_stage=self.recording.first_stage))
+            observer.on_epoch(replace(event, first_stage=self.recording.first_stage, lines=self.metrics))
         if event.fault is None and event.epoch < self.last and self.state.processes.any(self._termination.received):
             self._stop()
 

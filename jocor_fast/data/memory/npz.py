@@ -102,13 +102,16 @@ def read_sparse(path: Path, *, or_key: bool = False) -> Tensor:
     from jocor_fast.data.sparse import csr_inputs, first_not_finite
 
     def wanted(keys: Sequence[str]) -> Sequence[str | None]:
+        if {"format", "shape", "data"} <= set(keys) and "indptr" not in keys:
+            return ["format"]  # of another form
         return _SPARSE_KEYS if "indptr" in keys or not or_key else [None]
 
-    form, shape, data, indices, indptr = read_npz(path, wanted)
+    form, *arrays = read_npz(path, wanted)
     with reading(path, "a CSR matrix that scipy.sparse.save_npz wrote"):
         kind = form.item().decode() if form.dtype.kind == "S" else str(form)
         if kind != "csr":
             raise DataError(f"{path} must hold a CSR matrix, got one in {kind} form: save matrix.tocsr()")
+        shape, data, indices, indptr = arrays
         matrix = csr_matrix((data, indices, indptr), shape=tuple(shape))
     try:
         inputs = csr_inputs(matrix, str(path))
