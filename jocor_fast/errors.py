@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import ClassVar
 
 
@@ -82,3 +82,11 @@ def called(names: Mapping[str, str]) -> Iterator[None]:
             raise
         kind = ConfigError if isinstance(error, ArgumentError) else type(error)
         raise kind(error.called(names[error.argument])) from error
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return " (did you mean …?)" with the known names that are nearest to a wrong one; "" where none is near."""
+    import difflib
+
+    close = difflib.get_close_matches(name, list(known), n=3)
+    return f" (did you mean {' or '.join(close)}?)" if close else ""

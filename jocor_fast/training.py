@@ -179,9 +179,6 @@ def train(
     )
     if on_epoch is not None and not callable(on_epoch):
         raise ArgumentTypeError("on_epoch", f"must be a function of a dict, got {type(on_epoch).__name__}")
-    unfinished = unfinished_schedule(settings)
-    if unfinished is not None:
-        warnings.warn(unfinished, stacklevel=2)
     if output is not None:
         if not isinstance(output, (str, os.PathLike)):
             raise ArgumentTypeError("output", f"must be a str, a path or None, got {type(output).__name__}")
@@ -208,6 +205,9 @@ def train(
         samples = len(inputs.get(name, inputs["train_data"]))
         if len(tensor) != samples:
             raise ValueError(f"{name} must have one label for each of its {samples} inputs, got {len(tensor)} labels")
+    unfinished = unfinished_schedule(settings)
+    if unfinished is not None:
+        warnings.warn(unfinished, stacklevel=2)
     evaluation = {name: Samples(inputs[name], labels[name]) for name in inputs if name != "train_data"}
     with joined_processes(settings.device) as processes:
         return fit(

@@ -134,6 +134,7 @@ WRONG_USE = [
     ("search-lambda --grid a", 2, "--grid must be numbers in [0, 1], such as 0.05,0.35,0.95, got 'a'"),
     ("search-lambda --jobs 0", 2, "--jobs must be a whole number from 1 to 1,000,000,000, got '0'"),
     ("search-lambda --co-lambda 1", 2, "jocor-fast search-lambda has no option --co-lambda"),
+    ("search-lambda --gce-q 0.5", 2, "jocor-fast search-lambda has no option --gce-q"),
     ("search-lambda --config fixed.toml", 2, "--co-lambda is nothing to give to search-lambda, which sets it itself"),
     ("search-lambda --val-fraction 0", 2, "--val-fraction must be above 0: λ is chosen by what is held out"),
     ("search-lambda --noise-rate 2", 2, "--noise-rate must lie in [0, 1), got 2.0"),

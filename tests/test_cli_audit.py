@@ -319,7 +319,7 @@ def test_wrong_use_ends_in_a_sentence(audited: Path, tmp_path: Path, capsys: pyt
 
     assert "audit takes the folder of one run, got none" in says(2)
     assert "got 2" in says(2, "a", "b")
-    assert "is not the folder of a run (it has no whole config.json)" in says(1, str(tmp_path))
+    assert "is not the folder of a run (it has no config.json); images in a folder for" in says(1, str(tmp_path))
     assert "nowhere does not exist: train a run first" in says(1, str(tmp_path / "nowhere"))
     assert "--images must be a whole number from 0 to 1,000,000,000, got 'many'" in says(
         2, str(audited), "--images=many"

@@ -121,6 +121,8 @@ def test_the_published_variant_on_cifar100_is_warned_of(capsys: pytest.CaptureFi
     out, error = capsys.readouterr()
     assert "--forget-rate 0.2 is less than the share of wrong labels" in error
     assert "falling after epoch 5 (recipe: where the published code starts on cifar100)" in out
+    assert train("--epochs", "1", "--output", "short") == 0
+    assert "falling from the first epoch on (" in capsys.readouterr().out
     assert len(content("metrics.jsonl")) == 9
     assert content("config.json")["sources"]["decay_start"] == "recipe"
 

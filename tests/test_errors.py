@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from torch import nn
 
 import jocor_fast as jf
 from jocor_fast import arguments, errors
@@ -86,6 +87,29 @@ def test_a_file_that_is_called_like_an_option_is_not_taken_for_it(
     (tmp_path / f"{name}.npz").rename(tmp_path / name)
     assert main(["train", "--dataset", f"npz:{name}", "--forget-rate", "0.1"]) == 1
     assert f"--{name.replace('_', '-')}" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("command", "hint"),
+    [
+        ("train --dataset mnst", "got 'mnst' (did you mean mnist?)"),
+        ("train --dataset photos", "got 'photos' (did you mean folder:photos?)"),
+        ("train --method co-teaching", "got 'co-teaching' (did you mean coteaching or coteaching-plus?)"),
+        ("train --model resnet81", "(did you mean resnet18 or "),
+        ("train --model resnet81 --pretrained default", "(did you mean resnet18 or "),
+        ("audit photos", "are audited by --dataset folder:photos --pretrained default"),
+    ],
+)
+def test_a_name_that_is_not_known_is_answered_with_what_was_probably_meant(
+    command: str, hint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("torchvision")
+    (tmp_path / "photos").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert main(command.split()) in (1, 2)
+    assert hint in capsys.readouterr().err
+    with pytest.raises(TypeError, match=r"no such option \(did you mean epochs or "):
+        jf.train(lambda: nn.Linear(2, 2), (np.eye(2), [0, 1]), forget_rate=0.1, epoch=1)
 
 
 def test_an_argument_of_the_library_is_called_by_the_flag_that_was_given(capsys: pytest.CaptureFixture[str]) -> None:

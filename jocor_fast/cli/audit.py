@@ -19,7 +19,7 @@ from jocor_fast.config.stored_run import read_config, task_of_run
 from jocor_fast.data.arrays import user_path
 from jocor_fast.diagnosis.corrected_folder import other_images
 from jocor_fast.errors import ConfigError, RunError
-from jocor_fast.files.names import TRAINING_FILES, read_metrics
+from jocor_fast.files.names import CONFIG, TRAINING_FILES, read_metrics
 from jocor_fast.report.metrics import TEST, VALIDATION
 from jocor_fast.report.screen import phase, say, say_subjects, warn
 from jocor_fast.report.tables import percent
@@ -89,6 +89,9 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     from jocor_fast.diagnosis.doubts import caveat, doubts
 
     folder = Path(arguments.runs[0])
+    if folder.is_dir() and not (folder / CONFIG).exists():
+        images = f"images in a folder for each class are audited by --dataset folder:{folder} --pretrained default"
+        raise RunError(f"{folder} is not the folder of a run (it has no {CONFIG}); {images}", "RUN")
     output = folder / "audit" if arguments.output is None else user_path(arguments.output)
     with phase(console, "reading the run and its data"):
         audited = AuditedRun.of(folder, arguments.data_root, console)

@@ -73,6 +73,8 @@ commands (each has its own --help)
 {_COMMAND_LINES}
 
 first steps
+  {PROGRAM} audit --dataset folder:DIR --model resnet18 --pretrained default
+             wrong labels of images that lie in a folder for each class
   {PROGRAM} reproduce digits
              JoCoR against plain training, half of the labels wrong
   {PROGRAM} train --noise-rate 0.5

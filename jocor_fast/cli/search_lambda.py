@@ -19,6 +19,7 @@ from jocor_fast.errors import ConfigError, RunError
 from jocor_fast.files.names import LAMBDA_SEARCH, number_in_name, read_metrics
 from jocor_fast.files.whole_file import write_json, write_text
 from jocor_fast.machine import resolve_device, usable_cores
+from jocor_fast.methods import METHODS
 from jocor_fast.paper.lambda_search import CSV_COLUMNS, GRID, SearchResult, draw_search, kept, ranked, rungs, score
 from jocor_fast.paper.run_queue import QueuedRun, check_earlier_run, flags_of, make_runs
 from jocor_fast.report.screen import say, say_subjects
@@ -42,6 +43,7 @@ Run the same command again to continue after a stop.
 The other options are those of `train`, for every run."""
 
 VAL_FRACTION, VAL_LABELS = "0.1", "small-loss"
+OF_OTHER_METHODS = {name for method in METHODS.values() for name in method.options} - set(METHODS["jocor"].options)
 SET_HERE = ("method", "co_lambda", "no_test", "resume", "stop_after", "tensorboard")
 NOT_REPEATED = (*SET_HERE, "val_fraction", "val_labels", "output")  # in the run that the search leads to
 OWN = {
@@ -56,7 +58,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     search = parser.add_argument_group("the search")
     search.add_argument("--grid", metavar="A,B", help="values of λ to try (default: 0.05, 0.1 … 0.95)")
     search.add_argument("--jobs", metavar="N", help="concurrent runs (default: one for each CPU core; on a GPU 1)")
-    declare(parser, (OWN.get(name, option) for name, option in OPTIONS.items() if name not in SET_HERE))
+    hidden = {*SET_HERE, *OF_OTHER_METHODS}  # the latter change nothing; a file of options may name them
+    declare(parser, (OWN.get(name, option) for name, option in OPTIONS.items() if name not in hidden))
 
 
 def run(arguments: argparse.Namespace, console: Console) -> int:

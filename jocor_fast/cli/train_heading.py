@@ -82,7 +82,9 @@ def _threads_text(config: Config, processes: Processes) -> str:
 def _rate_text(config: Config) -> str:
     training = config.training
     if has_decay_start(training.lr_plan):
-        return f"{training.lr:g} falling after epoch {training.decay_start} ({config.origin('decay_start')})"
+        start = training.decay_start
+        since = f"after epoch {start}" if start else "from the first epoch on"
+        return f"{training.lr:g} falling {since} ({config.origin('decay_start')})"
     plan = {name: config.value(name) for name in ("lr_plan", "epochs", "decay_start", "recipe")}
     epochs = range(1, trained_epochs(training.epochs, training.recipe) + 1)
     rates = list(dict.fromkeys(training.lr * planned_lr_factor(epoch=epoch, **plan) for epoch in epochs))

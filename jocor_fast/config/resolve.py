@@ -21,7 +21,7 @@ from jocor_fast.config.presets import PRESETS, PUBLISHED_CO_LAMBDA, Preset, pres
 from jocor_fast.data.arrays import user_path
 from jocor_fast.data.catalogue import entry_of, split_name
 from jocor_fast.engine.settings import ADAPTIVE, BALANCED, TrainSettings, method_options
-from jocor_fast.errors import ConfigError, DataError, RunError, called
+from jocor_fast.errors import ConfigError, DataError, RunError, called, did_you_mean
 from jocor_fast.files.names import number_in_name
 from jocor_fast.machine import resolve_device
 from jocor_fast.noise_kinds import check_rate
@@ -207,7 +207,8 @@ def flag_value(option: Option, text: str | bool) -> Any:
     try:
         return option.typed(text) if isinstance(text, bool) else option.parse(text)
     except ValueError:
-        raise ConfigError(f"{option.flag} must be {option.expected}, got {text!r}") from None
+        hint = did_you_mean(str(text), option.choices)
+        raise ConfigError(f"{option.flag} must be {option.expected}, got {text!r}{hint}") from None
 
 
 def _check_conflicts(config: Config) -> None:

@@ -15,7 +15,7 @@ from jocor_fast.data.memory.cifar10n import CIFAR10N
 from jocor_fast.data.memory.digits import DIGITS
 from jocor_fast.data.memory.idx import IDX
 from jocor_fast.data.memory.npz import NPZ
-from jocor_fast.errors import ArgumentTypeError, ArgumentValueError, DataError
+from jocor_fast.errors import ArgumentTypeError, ArgumentValueError, DataError, did_you_mean
 
 DATASETS: dict[str, Entry] = {
     entry.name: entry for entry in (DIGITS, *IDX, *CIFAR, *CIFAR10N, CLOTHING1M, NPZ, FOLDER, CSV)
@@ -73,7 +73,9 @@ def entry_of(name: str) -> Entry:
     entry = DATASETS.get(split_name(name)[0])
     if entry is None:
         names = [known.spelling for known in DATASETS.values()]
-        raise ArgumentValueError("dataset", f"must be one of {', '.join(names[:-1])} or {names[-1]}, got {name!r}")
+        hint = f" (did you mean folder:{name}?)" if user_path(name).is_dir() else did_you_mean(name, DATASETS)
+        rule = f"must be one of {', '.join(names[:-1])} or {names[-1]}"
+        raise ArgumentValueError("dataset", f"{rule}, got {name!r}{hint}")
     return entry
 
 

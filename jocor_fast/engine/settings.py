@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from jocor_fast import arguments
-from jocor_fast.errors import ArgumentTypeError, ArgumentValueError
+from jocor_fast.errors import ArgumentTypeError, ArgumentValueError, did_you_mean
 from jocor_fast.methods import GROUP, METHODS
 from jocor_fast.option import Option, option, options_of
 from jocor_fast.schedules import LR_PLANS, RECIPES, default_decay_start, has_decay_start, trained_epochs
@@ -292,7 +292,8 @@ class TrainSettings:
         options = further_options(self.method)
         for name in self.method_options:
             if name not in options:
-                raise ArgumentTypeError(name, f"must be left out: method {self.method!r} has no such option")
+                hint = did_you_mean(name, [one.name for one in fields(self)])
+                raise ArgumentTypeError(name, f"must be left out: method {self.method!r} has no such option{hint}")
         given = {name: self.method_options.get(name, one.default) for name, one in options.items()}
         checks = {name: one.check or (lambda _, value: value) for name, one in options.items()}
         self._set("method_options", {name: checks[name](name, value) for name, value in given.items()})

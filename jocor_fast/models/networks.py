@@ -6,7 +6,6 @@ after the other under one seed, so they differ in every convolution and linear w
 
 from __future__ import annotations
 
-import difflib
 import warnings
 from collections.abc import Iterable, Sequence
 from types import ModuleType
@@ -15,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from jocor_fast.arguments import at_least
-from jocor_fast.errors import ArgumentTypeError, ArgumentValueError
+from jocor_fast.errors import ArgumentTypeError, ArgumentValueError, did_you_mean
 from jocor_fast.models.pretrained import Weights, load_weights
 
 PAPER_MODELS = ("mlp", "cnn")
@@ -172,8 +171,7 @@ def _torchvision_models(name: str) -> ModuleType:
         ) from error
     names = models.list_models(module=models)
     if name not in names:
-        close = difflib.get_close_matches(name, [*PAPER_MODELS, *names], n=3)
-        hint = f" (did you mean {' or '.join(close)}?)" if close else ""
+        hint = did_you_mean(name, [*PAPER_MODELS, *names])
         raise ArgumentValueError(
             "model", f"must be mlp, cnn or a torchvision classifier such as resnet18, got {name!r}{hint}"
         )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from jocor_fast.arguments import is_tensor
 from jocor_fast.data.arrays import read_saved, user_path
-from jocor_fast.errors import ArgumentValueError, DataError
+from jocor_fast.errors import ArgumentValueError, DataError, did_you_mean
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -115,8 +115,10 @@ def _is_counter(name: str) -> bool:
 def _torchvision_weights(model: str) -> Mapping[str, Tensor]:
     from torchvision import models
 
-    if model not in models.list_models(module=models):
-        raise ArgumentValueError("pretrained", f"must be a file for model {model!r}: torchvision has no weights for it")
+    names = models.list_models(module=models)
+    if model not in names:
+        why = f"torchvision has no weights for it{did_you_mean(model, names)}"
+        raise ArgumentValueError("pretrained", f"must be a file for model {model!r}: {why}")
     weights = models.get_model_weights(model).DEFAULT
     try:
         loaded: dict[str, Any] = weights.get_state_dict(progress=False, check_hash=True)
