@@ -74,8 +74,8 @@ inline at::ScalarType real_type(const Tensor& logits) {
   return logits.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
 }
 
-// A tensor on the device of another, contiguous, of no value yet. On the CPU without the dispatcher, of whose price a
-// small batch would pay a tenth of its time.
+// A contiguous tensor without values on the device of `other`. On the CPU it is made without the dispatcher, which
+// would take a tenth of a small batch's time.
 inline Tensor new_tensor(at::IntArrayRef sizes, at::ScalarType type, const Tensor& other) {
   if (other.is_cpu()) return at::detail::empty_cpu(sizes, type);
   return at::empty(sizes, other.options().dtype(type).memory_format(std::nullopt));
@@ -97,8 +97,8 @@ inline Tensor with_contiguous_columns(const Tensor& logits) {
   return logits.size(1) == 1 || logits.stride(1) == 1 ? logits : logits.contiguous();
 }
 
-// A tensor that a forward pass saved, as the kernels read it: hooks on saved tensors may return other strides, or an
-// address from which no row of statistics can be loaded whole.
+// A tensor that a forward pass saved, as the kernels read it: hooks on saved tensors may return one with other strides,
+// or at an address that is not aligned for a row of statistics.
 inline Tensor as_saved(const std::optional<Tensor>& tensor) {
   if (!tensor.has_value() || !tensor->defined()) return {};
   const Tensor saved = tensor->contiguous();
@@ -159,7 +159,7 @@ inline CheckedPair check_pair(const Tensor& logits1, const Tensor& logits2, cons
   return checked;
 }
 
-// What the gradient of a loss takes from its forward pass and from above.
+// Checks what a gradient takes from above (grad) and from its forward pass (statistics).
 inline void check_backward(const Tensor& grad, const Tensor& statistics, const Tensor& logits) {
   const auto real = real_type(logits);
   TORCH_CHECK_TYPE(grad.scalar_type() == real && statistics.scalar_type() == real,
@@ -177,7 +177,7 @@ struct Keep {
   std::optional<Tensor> num_keep_tensor;
 };
 
-// The value of a 0-d tensor, where the kernels read it.
+// The address of a 0-d tensor's value, from which the kernels read it.
 template <class T>
 const T* scalar_pointer(const Tensor& tensor, const char* name, const Tensor& rows) {
   constexpr const char* type = std::is_same_v<T, double> ? "float64" : "int64";

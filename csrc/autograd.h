@@ -1,5 +1,6 @@
-// The derivatives, registered under the Autograd key: a C++ autograd::Function costs a quarter of a Python registration
-// at 128 x 10 (host time 3.9 against 14.9 us forward). The templates take an operator's signature from its kernel.
+// The derivatives, registered under the Autograd key. They are in C++ because a Python registration takes more of the
+// host's time, which is half of a call at 128 x 10 (benchmarks/results/loss_overhead.md). The templates take an
+// operator's signature from its kernel.
 #pragma once
 
 #include <torch/csrc/autograd/custom_function.h>
@@ -17,15 +18,15 @@ namespace jocor_fast {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// An operator called below autograd, through the dispatcher: torch.compile traces the call.
+// Calls an operator below autograd, but through the dispatcher, where torch.compile traces the call.
 template <class Operator, class... Arguments>
 auto call_below_autograd(const Operator& op, const Arguments&... arguments) {
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   return op.call(arguments...);
 }
 
-// Also where a tangent of forward-mode differentiation is attached: autograd::Function refuses it, where the operator
-// itself would drop it silently.
+// Whether autograd must see the call: the tensor requires a gradient, or has a tangent of forward-mode differentiation
+// attached. That is unsupported, and autograd::Function says so; the operator itself would drop it silently.
 inline bool needs_derivative(const Tensor& tensor) {
   return (at::GradMode::is_enabled() && tensor.requires_grad()) || tensor._fw_grad(/*level=*/0).defined();
 }
@@ -42,7 +43,8 @@ const Tensor* tensor_in(const NoTensor&) {
   return nullptr;
 }
 
-// Before the dispatcher chooses a device's kernel: it would complain in terms of its own, or choose `meta`.
+// Called before the dispatcher chooses a kernel: with tensors on two devices it would raise an error that names no
+// argument, or choose the kernel for `meta`.
 template <class Operator, class... Arguments>
 void check_one_device(const Operator& op, const Tensor& first, const Arguments&... others) {
   size_t index = 0;
@@ -63,7 +65,8 @@ inline variable_list as_list(const std::tuple<Tensor, Tensor>& result) {
 inline void from_list(const variable_list& list, Tensor& result) { result = list[0]; }
 inline void from_list(const variable_list& list, std::tuple<Tensor, Tensor>& result) { result = {list[0], list[1]}; }
 
-// A backward operator is a function of its own: a second derivative is refused and not silently incomplete.
+// A backward operator becomes a function of its own: a second derivative raises an error instead of coming out
+// incomplete.
 struct DifferentiableOnce : torch::autograd::Function<DifferentiableOnce> {
   template <class... Arguments>
   static variable_list forward(AutogradContext*, const std::function<variable_list()>& compute, const Arguments&...) {
@@ -86,7 +89,7 @@ void differentiable_once(torch::Library& library, const char* name, Result (*ker
   });
 }
 
-// An operator whose results are choices.
+// For an operator whose results are choices.
 template <class Result, class... Arguments>
 void not_differentiable(torch::Library& library, const char* name, Result (*kernel)(Arguments...)) {
   library.impl(name, [op = operator_of(kernel, name)](Arguments... arguments) -> Result {

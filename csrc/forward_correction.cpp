@@ -96,8 +96,8 @@ Tensor gradient_on_cpu(const Tensor& grad, const Tensor& logits, const Tensor& t
 
 // --- elsewhere ------------------------------------------------------------------------------------------------------
 
-// log T[i, y] of each row's label y and the classes i. An invalid label, at which the host cannot look without waiting,
-// points at some class.
+// log T[i, y] of each row's label y and the classes i. An invalid label, which the host cannot see without waiting for
+// the device, is replaced by some class.
 Tensor log_columns(const Tensor& logits, const Tensor& target, const Tensor& log_transition_t) {
   return log_transition_t.to(real_type(logits)).index_select(0, target.to(at::kLong).clamp(0, logits.size(1) - 1));
 }
@@ -136,8 +136,8 @@ ForwardCorrectedResult forward_corrected_loss(const Tensor& logits, const Tensor
 
 namespace {
 
-// -> [B, C] in the logits' type. grad is that of the mean (0-d), or of each row's loss [B]. A row whose loss is not
-// finite gets zeros that are written.
+// -> [B, C] in the logits' type. grad is that of the mean (0-d), or of each row's loss [B]. Rows whose loss is
+// not finite get zeros.
 Tensor forward_corrected_loss_backward(const Tensor& grad, const Tensor& logits, const Tensor& target,
                                        const Tensor& log_transition_t, const Tensor& statistics) {
   check_corrected(logits, target, log_transition_t);

@@ -45,7 +45,8 @@ enum RowState : uint8_t {
   kEligibleAndInSieve = 2,            // of a robust loss: and, where asked, in its sieve, or its loss is not finite
 };
 
-// What a row's exponentials, exp(z - max), are made probabilities by. For a gradient on the CPU that follows its loss.
+// What turns a row's exponentials, exp(z - max), into probabilities. Kept on the CPU where the gradient is computed
+// right after the loss.
 template <class Real>
 struct alignas(4 * sizeof(Real)) KeptRow {
   Real max1, max2;
@@ -62,7 +63,8 @@ struct RowParams {
   void* cross_entropy2;      // real [rows], or null
   uint8_t* row_state;        // RowState [rows], or null
   bool compare_predictions;  // row_state tells whether the arg-maxes differ
-  // On the CPU, for real logits; all three or null. A gradient computed next need not compute exponentials again.
+  // For a gradient that is computed next, which then need not compute the exponentials again; all three or none. On the
+  // CPU, for float32 and float64 logits.
   void* exponentials1;  // real [rows, classes], contiguous
   void* exponentials2;
   void* kept_rows;  // KeptRow<real> [rows]
@@ -110,7 +112,7 @@ struct GradientParams {
   const int64_t* num_selected2;
   void* grad1;  // logit type, contiguous [rows, classes], or null: not wanted
   void* grad2;
-  const void* kept_rows;  // of step 1, or null. Then both gradients are wanted, and hold the exponentials until now
+  const void* kept_rows;  // of step 1, or null. If set, so are grad1 and grad2, which hold the exponentials until now
 };
 
 // One logit matrix, as those of a pair.
@@ -151,7 +153,7 @@ struct RobustRowParams {
   bool sieve;          // row_state tells which rows the sieve keeps
 };
 
-// Step 3, as GradientParams. The statistics tell all that it needs of the loss.
+// Step 3, as GradientParams. The statistics hold all that it needs to know of the loss.
 struct RobustGradientParams {
   Logits logits;
   const void* statistics;   // RobustStatistics<real> [rows]
@@ -182,8 +184,8 @@ std::vector<const char*> instruction_sets();  // those compiled in
 #ifdef JOCOR_FAST_CUDA
 namespace cuda {
 
-// `stream` is a cudaStream_t on the current device. Nothing here waits for the device. What is wrong with a launch is
-// returned as a text, null where nothing is.
+// `stream` is a cudaStream_t on the current device. Nothing here waits for the device. They return the text of a
+// launch's error, or null.
 const char* row_losses(const RowParams& params, void* stream);
 const char* select_small_loss(const SelectionParams& params, void* stream);
 const char* row_losses_and_selection(const RowParams& rows, const SelectionParams& selection, void* stream);

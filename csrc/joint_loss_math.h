@@ -19,7 +19,7 @@ namespace jocor_fast {
 // What a row keeps for its backward pass: 4 numbers, one 16-byte load in float32. log_sum is log sum_j exp(z_j - max):
 // lse itself is as large as the logits, and rounding it would cost the probabilities as many digits as the logits are
 // above 1 (at 100: a gradient wrong by 1e-5). So the gradient looks the maximum up again, and takes it off first.
-// log_sum1 is NaN where the row's loss is not finite: it is how the gradient knows, though the losses may be changed.
+// log_sum1 is NaN where the row's loss is not finite: this tells the gradient, even if a caller has changed the losses.
 template <class T>
 struct alignas(4 * sizeof(T)) RowStatistics {
   T log_sum1, log_sum2;
@@ -57,7 +57,7 @@ struct JointLoss {
     sums[2] += expected_log_ratio(p - q, delta);
   }
 
-  // The same where every delta is finite: faster, and where one is not the sums are not finite either.
+  // The same if every delta is finite, and faster. If one is not, neither are the sums, by which the caller notices.
   template <class T>
   JF_INLINE void add_finite_class(T p, T q, T delta, T* sums) const {
     sums[0] += p * delta;
@@ -84,8 +84,8 @@ struct JointLoss {
 };
 
 // delta_j for the gradient, and 0 where it is not finite. Only rows with a finite loss have a gradient, and in those
-// such a class had probability 0 when the loss was computed: computed once more, a probability of the smallest numbers
-// may come out above 0, and would make the gradient infinite.
+// such a class had probability 0 when the loss was computed: computed again, one that underflowed may come out above 0,
+// and would make the gradient infinite.
 template <class T>
 JF_INLINE T finite_or_zero(T delta) {
   return delta - delta == T{} ? delta : T{};
@@ -137,8 +137,8 @@ struct alignas(4 * sizeof(T)) RobustStatistics {
   T log_sum, scale, label, unmasked;  // log sum_j exp(z_j - max), A + B C, A, B
 };
 
-// 1 - exp(x) for x <= 0, of `power` = exp(x): where that is near 1 the difference has the rounding of `power`, and so
-// has its logarithm, which takes it out again (Kahan).
+// 1 - exp(x) for x <= 0, given `power` = exp(x). Where that is near 1 the difference inherits its rounding error, and
+// so does its logarithm: x / logarithm(power) takes it out again (Kahan).
 template <class Real, class Logarithm>
 JF_INLINE Real complement(Real x, Real power, Logarithm logarithm) {
   const Real difference = Real(1) - power;
@@ -165,9 +165,9 @@ struct RobustLoss {
 
   JF_INLINE bool takes_class_sum() const { return kind == RobustKind::nce_rce || kind == RobustKind::cores; }
 
-  // Of a row's log_sum, its label's logit less the maximum, and of the classes that are not masked the sum of such
-  // differences and their number; with the device's functions for x <= 0 and for x > 0. A term whose weight is 0 is not
-  // evaluated: it may be infinite.
+  // A row's loss, from its log_sum, from its label's logit minus the maximum, and from the classes that are not masked:
+  // the sum of such differences, and their number. `exponential` (for x <= 0) and `logarithm` (for x > 0) are the
+  // device's. A term whose weight is 0 is not evaluated: it may be infinite.
   template <class Exponential, class Logarithm>
   JF_INLINE RobustRow<Real> of_row(Real log_sum, Real shifted_label, Real shifted_sum, Real classes,
                                    Exponential exponential, Logarithm logarithm) const {

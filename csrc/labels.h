@@ -14,7 +14,7 @@ struct Label {
   bool valid;  // in [0, classes)
 };
 
-// `Narrow`: what labels of fewer than 64 bits are extended to first.
+// `Narrow`: the type to which labels of fewer than 64 bits are extended first.
 template <class Integer, class Narrow>
 JF_INLINE int64_t label_at(const LabelledRows& rows, int64_t row) {
   using Word = std::conditional_t<sizeof(Integer) == 8, int64_t, Narrow>;
@@ -51,9 +51,9 @@ JF_INLINE Label as_label(const LabelledRows& rows, int64_t value) {
 
 JF_INLINE Label read_label(const LabelledRows& rows, int64_t row) { return as_label(rows, label_value(rows, row)); }
 
-// A label whose load is issued and whose value is not used yet. Loads extend to 32 bits by themselves; to extend a
-// signed label to 64 takes an instruction, which would wait for the load, and with it every load that the thread issues
-// next.
+// A label whose load is issued and whose value is not used yet. Loads extend to 32 bits by themselves; extending a
+// signed label to 64 takes an instruction of its own, which would wait for the load and hold up every load that the
+// thread issues after it.
 struct PendingLabel {
   int64_t low;
 

@@ -1,5 +1,5 @@
-// jocor_fast._C. Importing it registers the operators; it also exposes them without their Python front, the three steps
-// without autograd and without the dispatcher, for the benches, and what this build is.
+// The module jocor_fast._C. Importing it registers the operators. It exposes them without their Python front; the three
+// steps without autograd and the dispatcher, for the benches; and what this build is.
 #include <ATen/Context.h>
 #include <ATen/Parallel.h>
 #include <torch/csrc/utils/pybind.h>
@@ -29,8 +29,8 @@ auto for_callers(const std::tuple<Results...>& results) {
 
 Tensor for_callers(const Tensor& result) { return result; }
 
-// torch.ops.jocor_fast.<name> without its Python front: 3 of 53 us at 128 x 10, forward and backward. Autograd and
-// every mode see it. torch.compile cannot look into it and takes the other.
+// torch.ops.jocor_fast.<name> without its Python front, which takes host time. Autograd and every mode see the call;
+// torch.compile cannot look into it and takes torch.ops.
 template <class Result, class... Arguments>
 void def_operator(py::module_& m, const char* name, Result (*kernel)(Arguments...)) {
   m.def(
@@ -48,7 +48,7 @@ void def_eager(py::module_& m, const char* name, Result (*function)(Arguments...
       py::call_guard<py::gil_scoped_release>());
 }
 
-// As torch.set_flush_denormal, which reaches the calling thread alone: here the threads that compute with it too.
+// torch.set_flush_denormal reaches the calling thread alone; this also sets the threads that compute with it.
 bool set_flush_denormal(bool on) {
   at::parallel_for(0, at::get_num_threads(), 1, [on](int64_t, int64_t) { at::Context::setFlushDenormal(on); });
   return at::Context::setFlushDenormal(on);

@@ -25,11 +25,11 @@ const T* data_or_null(const Tensor& tensor) {
   return tensor.defined() ? static_cast<const T*>(tensor.const_data_ptr()) : nullptr;
 }
 
-// Gradients that are computed with the loss, in one go: see ready_gradients.h.
+// Gradients that are computed together with the loss: see ready_gradients.h.
 struct Ready {
   Tensor gradient1, gradient2, kept_rows;
 
-  // The row kernel leaves its exponentials where the gradients come to.
+  // The row kernel writes its exponentials into the memory of the gradients, which the gradient kernel then overwrites.
   void keep(const Tensor& logits, RowParams& params) {
     gradient1 = new_tensor(logits.sizes(), logits.scalar_type(), logits);
     gradient2 = new_tensor(logits.sizes(), logits.scalar_type(), logits);
@@ -40,12 +40,13 @@ struct Ready {
   }
 };
 
-// --- the losses, with or without their gradients; without autograd and the dispatcher -------------------------------
+// --- the losses and their gradients, without autograd and the dispatcher --------------------------------------------
 
-JocorLossResult compute(Ready* ready, const Tensor& logits1, const Tensor& logits2, const Tensor& target,
-                        std::optional<int64_t> ignore_index, double co_lambda, std::optional<double> forget_rate,
-                        std::optional<c10::SymInt> num_keep, const std::optional<Tensor>& num_keep_tensor,
-                        bool only_differing) {
+// Where `ready` is not null, the row kernel also keeps what compute_gradients needs to follow at once.
+JocorLossResult compute_jocor(Ready* ready, const Tensor& logits1, const Tensor& logits2, const Tensor& target,
+                              std::optional<int64_t> ignore_index, double co_lambda, std::optional<double> forget_rate,
+                              std::optional<c10::SymInt> num_keep, const std::optional<Tensor>& num_keep_tensor,
+                              bool only_differing) {
   const CheckedPair checked = check_pair(logits1, logits2, target, ignore_index, {co_lambda});
   SelectionParams selection{};
   check_keep({forget_rate, std::nullopt, as_int(num_keep), num_keep_tensor}, target, selection);
@@ -84,10 +85,13 @@ JocorLossResult compute(Ready* ready, const Tensor& logits1, const Tensor& logit
 
 // Two selections on one row kernel: each network ranks by its own cross-entropy, and the loss of each is averaged over
 // the rows that the other chose. Rows whose joint loss at lambda = 0, CE1 + CE2, is not finite are chosen by neither.
-CoteachingLossResult compute(Ready* ready, const Tensor& logits1, const Tensor& logits2, const Tensor& target,
-                             std::optional<int64_t> ignore_index, std::optional<double> forget_rate,
-                             const std::optional<Tensor>& forget_rate_tensor, std::optional<c10::SymInt> num_keep,
-                             const std::optional<Tensor>& num_keep_tensor, bool round_down, bool disagreement) {
+CoteachingLossResult compute_coteaching(Ready* ready, const Tensor& logits1, const Tensor& logits2,
+                                        const Tensor& target, std::optional<int64_t> ignore_index,
+                                        std::optional<double> forget_rate,
+                                        const std::optional<Tensor>& forget_rate_tensor,
+                                        std::optional<c10::SymInt> num_keep,
+                                        const std::optional<Tensor>& num_keep_tensor, bool round_down,
+                                        bool disagreement) {
   const CheckedPair checked = check_pair(logits1, logits2, target, ignore_index, {/*co_lambda=*/0.0});
   SelectionParams first{};
   check_keep({forget_rate, forget_rate_tensor, as_int(num_keep), num_keep_tensor}, target, first);
@@ -142,6 +146,7 @@ CoteachingLossResult compute(Ready* ready, const Tensor& logits1, const Tensor& 
           num_selected1, num_selected2, num_nonfinite, statistics};
 }
 
+// Allocates the gradients that are not defined yet; those of `ready` are, and hold the exponentials.
 void compute_gradients(Tensor& grad1, Tensor& grad2, const Tensor& kept_rows, const Tensor& grad, const Tensor& logits1,
                        const Tensor& logits2, const Tensor& target, std::optional<int64_t> ignore_index,
                        double co_lambda, const Tensor& statistics, const Tensor& selected1, const Tensor& num_selected1,
@@ -179,8 +184,8 @@ JocorLossResult jocor_loss(const Tensor& logits1, const Tensor& logits2, const T
                            std::optional<int64_t> ignore_index, double co_lambda, std::optional<double> forget_rate,
                            std::optional<c10::SymInt> num_keep, const std::optional<Tensor>& num_keep_tensor,
                            bool only_differing) {
-  return compute(nullptr, logits1, logits2, target, ignore_index, co_lambda, forget_rate, num_keep, num_keep_tensor,
-                 only_differing);
+  return compute_jocor(nullptr, logits1, logits2, target, ignore_index, co_lambda, forget_rate, num_keep,
+                       num_keep_tensor, only_differing);
 }
 
 CoteachingLossResult coteaching_loss(const Tensor& logits1, const Tensor& logits2, const Tensor& target,
@@ -188,8 +193,8 @@ CoteachingLossResult coteaching_loss(const Tensor& logits1, const Tensor& logits
                                      const std::optional<Tensor>& forget_rate_tensor,
                                      std::optional<c10::SymInt> num_keep, const std::optional<Tensor>& num_keep_tensor,
                                      bool round_down, bool disagreement) {
-  return compute(nullptr, logits1, logits2, target, ignore_index, forget_rate, forget_rate_tensor, num_keep,
-                 num_keep_tensor, round_down, disagreement);
+  return compute_coteaching(nullptr, logits1, logits2, target, ignore_index, forget_rate, forget_rate_tensor, num_keep,
+                            num_keep_tensor, round_down, disagreement);
 }
 
 JointLossResult joint_loss(const Tensor& logits1, const Tensor& logits2, const Tensor& target,
@@ -251,7 +256,8 @@ Tensor select_small_loss(const Tensor& losses, std::optional<c10::SymInt> num_ke
 
 namespace {
 
-// What the gradient of a loss takes from its results: the rows that train each network, all where undefined.
+// What a gradient needs of its loss's results. selected1 and num_selected1 are the rows that train network 1;
+// undefined: all rows.
 struct Trained {
   Tensor loss, statistics, selected1, num_selected1, selected2, num_selected2;
 };
@@ -261,7 +267,7 @@ Trained trained_by(const JocorLossResult& result) {
   return {loss, statistics, selected, num_selected, selected, num_selected};
 }
 
-Trained trained_by(const CoteachingLossResult& result) {  // each by the choice of the other
+Trained trained_by(const CoteachingLossResult& result) {  // each network by the other's choice
   const auto& [loss, per_sample1, per_sample2, selected1, selected2, num_selected1, num_selected2, num_nonfinite,
                statistics] = result;
   return {loss, statistics, selected2, num_selected2, selected1, num_selected1};
@@ -272,8 +278,8 @@ Trained trained_by(const JointLossResult& result) {
   return {per_sample, statistics, {}, {}, {}, {}};
 }
 
-// Only the loss is an output of the function, for each output costs autograd its bookkeeping, and torch's compiled
-// autograd takes none that has no derivative: the results were computed before, below autograd.
+// The results were computed before, below autograd. Only the loss becomes an output of this function: each further
+// output would cost autograd bookkeeping, and torch's compiled autograd accepts none without a derivative.
 struct PairLoss : torch::autograd::Function<PairLoss> {
   static variable_list forward(AutogradContext* ctx, const Tensor& logits1, const Tensor& logits2, const Tensor& target,
                                std::optional<int64_t> ignore_index, const JointLossSettings& loss,
@@ -302,7 +308,8 @@ struct PairLoss : torch::autograd::Function<PairLoss> {
   }
 };
 
-// The joint loss of an operator whose settings begin with a lambda; that of another is of cross-entropies alone.
+// The joint loss of an operator, told by the type of its first setting: a double is lambda; co-teaching's is the forget
+// rate, an optional, and its loss is of cross-entropies alone.
 template <class... Settings>
 JointLossSettings loss_of(double co_lambda, const Settings&...) {
   return {co_lambda};
@@ -330,9 +337,13 @@ void differentiable(torch::Library& library, const char* name,
                });
 }
 
-// An operator called from eager mode.
+// An operator called from eager mode. It goes through the dispatcher where a mode, a hook or a tangent must see the
+// call, or where gradients are needed and left to the backward pass. Else it runs `kernel`, or, where gradients are
+// needed, `compute` (the same with a Ready) and compute_gradients.
 template <class Result, class... Settings>
 Result eagerly(Result (*kernel)(const Tensor&, const Tensor&, const Tensor&, std::optional<int64_t>, Settings...),
+               Result (*compute)(Ready*, const Tensor&, const Tensor&, const Tensor&, std::optional<int64_t>,
+                                 Settings...),
                const char* name, const Tensor& logits1, const Tensor& logits2, const Tensor& target,
                std::optional<int64_t> ignore_index, std::type_identity_t<Settings>... settings) {
   static const auto op = operator_of(kernel, name);
@@ -373,8 +384,8 @@ JocorLossResult jocor_loss_eagerly(const Tensor& logits1, const Tensor& logits2,
                                    std::optional<int64_t> ignore_index, double co_lambda,
                                    std::optional<double> forget_rate, std::optional<c10::SymInt> num_keep,
                                    const std::optional<Tensor>& num_keep_tensor, bool only_differing) {
-  return eagerly(&jocor_loss, "jocor_loss", logits1, logits2, target, ignore_index, co_lambda, forget_rate, num_keep,
-                 num_keep_tensor, only_differing);
+  return eagerly(&jocor_loss, &compute_jocor, "jocor_loss", logits1, logits2, target, ignore_index, co_lambda,
+                 forget_rate, num_keep, num_keep_tensor, only_differing);
 }
 
 CoteachingLossResult coteaching_loss_eagerly(const Tensor& logits1, const Tensor& logits2, const Tensor& target,
@@ -383,8 +394,8 @@ CoteachingLossResult coteaching_loss_eagerly(const Tensor& logits1, const Tensor
                                              std::optional<c10::SymInt> num_keep,
                                              const std::optional<Tensor>& num_keep_tensor, bool round_down,
                                              bool disagreement) {
-  return eagerly(&coteaching_loss, "coteaching_loss", logits1, logits2, target, ignore_index, forget_rate,
-                 forget_rate_tensor, num_keep, num_keep_tensor, round_down, disagreement);
+  return eagerly(&coteaching_loss, &compute_coteaching, "coteaching_loss", logits1, logits2, target, ignore_index,
+                 forget_rate, forget_rate_tensor, num_keep, num_keep_tensor, round_down, disagreement);
 }
 
 TORCH_LIBRARY(jocor_fast, m) {

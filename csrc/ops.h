@@ -60,8 +60,8 @@ using RobustLossResult = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tens
 RobustLossResult robust_loss(const Tensor& logits, const Tensor& target, std::optional<int64_t> ignore_index,
                              int64_t kind, double a, double b, bool sieve, bool mean);
 
-// The operators as callers in eager mode have them: they pass the dispatcher by where it has nothing to add, and
-// compute the gradients of a small batch with its loss.
+// The operators as eager mode calls them: they bypass the dispatcher where it has nothing to add, and compute the
+// gradients of a small batch together with its loss.
 JocorLossResult jocor_loss_eagerly(const Tensor& logits1, const Tensor& logits2, const Tensor& target,
                                    std::optional<int64_t> ignore_index, double co_lambda,
                                    std::optional<double> forget_rate, std::optional<c10::SymInt> num_keep,
@@ -73,7 +73,8 @@ CoteachingLossResult coteaching_loss_eagerly(const Tensor& logits1, const Tensor
                                              const std::optional<Tensor>& num_keep_tensor, bool round_down,
                                              bool disagreement);
 
-// The operator of one of these functions, for `call`: autograd, torch.compile and every mode see it.
+// The registered operator of one of these functions. Its `call` goes through the dispatcher: autograd, torch.compile
+// and every mode see it.
 template <class Result, class... Arguments>
 auto operator_of(Result (*)(Arguments...), const char* name) {
   const std::string qualified = std::string("jocor_fast::") + name;

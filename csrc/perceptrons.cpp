@@ -1,6 +1,6 @@
-// The backward pass of a layer of one or two equal perceptrons (engine/paired_mlp.py), of the rows alone that have a
-// gradient: of a batch whose wrong labels are left out, some half. The products are torch's; a call each from Python
-// for what stands between them would take longer than they do. On the CPU.
+// The backward pass of a layer of one or two equal perceptrons (engine/paired_mlp.py), for the rows that have a
+// gradient: some half of a batch whose wrong labels are left out. The products are torch's; what lies between them is
+// here because a call from Python for each part would take longer than the part. On the CPU.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/bmm.h>
 #include <ATen/ops/empty.h>
@@ -25,7 +25,7 @@ void check_block(const Tensor& tensor, const char* name, at::IntArrayRef sizes) 
                     tensor.strides());
 }
 
-// The rows of [networks, rows, width] in which some network has a number that is not 0; NaN is one.
+// The rows of [networks, rows, width] in which some network has a number that is not 0 (NaN counts).
 std::vector<int64_t> rows_with_gradient(const Tensor& gradient) {
   const int64_t networks = gradient.size(0), count = gradient.size(1), width = gradient.size(2);
   const float* numbers = gradient.const_data_ptr<float>();

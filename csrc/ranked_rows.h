@@ -1,5 +1,5 @@
-// The rules of the selection, on every device: who is eligible, in which order rows come, how many are kept, and what
-// is told of them.
+// The rules of the selection, on every device: which rows are eligible, in which order they come, how many are kept,
+// and what is reported of them.
 #pragma once
 
 #include <cmath>
@@ -58,7 +58,8 @@ struct SteppedRows {
   JF_INLINE bool holds(int i) const { return i * step < left; }
 };
 
-// The rows of one selection. `only_differing`: those alone whose predictions differ.
+// The rows of one selection. `only_differing`: only those on which the predictions differ (of a robust loss: those in
+// its sieve) are eligible.
 template <class Real>
 class RankedRows {
  public:
@@ -82,9 +83,10 @@ class RankedRows {
 
   JF_INLINE bool all_are_eligible() const { return row_state_ == nullptr; }
 
-  // The keys of some rows, kNoCandidate for one that cannot be chosen or does not exist; returns how many are eligible,
-  // and 0 where all are. Each array is read for all of them before the first number is used: on a GPU all loads are in
-  // flight together. A row is excluded by a NaN for its loss, for truth values fill the few predicates that a GPU has.
+  // Loads the keys of some rows: kNoCandidate for a row that cannot be chosen or does not exist. Returns how many of
+  // them are eligible, or 0 where every row of the batch is. Each array is read for all rows before the first number is
+  // used: on a GPU all loads are in flight together. A row is excluded by setting its loss to NaN: a truth value for
+  // each row would use up the few predicate registers that a GPU has.
   template <int count>
   JF_INLINE int load(const SteppedRows& rows, Bits (&keys)[count]) const {
     const Real nan = NAN;
@@ -125,8 +127,8 @@ class RankedRows {
   bool only_differing_;
 };
 
-// How many rows a selection keeps. What is on the device is read when this is made: a kernel makes it before it looks
-// at the rows, and has the number when they have come.
+// How many rows a selection keeps. A number in device memory is read when this is constructed: a kernel constructs it
+// before it loads the rows, and both loads are in flight together.
 class RowsToKeep {
  public:
   JF_INLINE explicit RowsToKeep(const SelectionParams& params)
@@ -147,7 +149,7 @@ class RowsToKeep {
   double rate_;
 };
 
-// The numbers of a selection of k rows, over which `mean_of` adds up to `sum`.
+// Writes the numbers of a selection of k rows; `sum` is the sum of `mean_of` over them.
 template <class Real>
 JF_INLINE void write_numbers(const SelectionParams& params, int64_t k, int64_t eligible, int64_t finite, double sum) {
   if (params.num_selected != nullptr) *params.num_selected = k;

@@ -1,6 +1,5 @@
-// The way past the dispatcher for what most calls are: plain tensors on the CPU, no mode, no transform. Of a small
-// batch the gradients are computed with the loss, while its logits are in the cache, and the backward pass hands them
-// over.
+// The way past the dispatcher for the common call: plain tensors on the CPU, no mode, no transform. The gradients of a
+// small batch are computed with its loss, while its logits are in the cache, and the backward pass returns them.
 #pragma once
 
 #include <ATen/SavedTensorHooks.h>
@@ -37,17 +36,19 @@ bool plain_on_cpu(const Tensors&... tensors) {
   return keys - of_no_account == c10::DispatchKeySet(c10::DispatchKey::CPU) && !at::hasCallbacks();
 }
 
-// Of more logits the gradients wait for the backward pass: what a call costs besides its kernels matters little there,
-// and memory and time would go to gradients that nothing may ask for.
+// With more logits, the gradients are left to the backward pass: the fixed costs of a call matter little there, and
+// gradients that may never be asked for would take memory and time.
 constexpr int64_t kMostLogitsOfReady = 32768;
 
-// Gradients of a half type need the upstream one, the scale of a loss, before they are rounded: else they become 0.
+// Not for half types: their gradients must be multiplied by the upstream one, the scale of a loss, before they are
+// rounded; small ones would become 0.
 inline bool gradients_may_be_ready(const Tensor& logits) {
   return (logits.scalar_type() == at::kFloat || logits.scalar_type() == at::kDouble) &&
          logits.numel() <= kMostLogitsOfReady;
 }
 
-// Times `factor`; zeros stay, also where it is infinite or NaN, as in rows that do not train.
+// The gradient times `factor`. Zeros, as in rows that do not train, stay zeros even where the factor is infinite or
+// NaN.
 inline Tensor scaled(const Tensor& gradient, double factor) {
   Tensor result = new_tensor(gradient.sizes(), gradient.scalar_type(), gradient);
   const auto scale = [&](auto type) {
@@ -67,8 +68,8 @@ inline double value_of(const Tensor& number) {
   return number.scalar_type() == at::kDouble ? *number.const_data_ptr<double>() : *number.const_data_ptr<float>();
 }
 
-// The gradients of a 0-d loss by both logits, though one may be frozen: a gradient does not depend on that. Of them the
-// backward pass makes those of what the loss is used for.
+// Returns the stored gradients of a 0-d loss with respect to both logits, times the upstream gradient. Both are stored
+// even if one network is frozen; the backward pass returns those that are needed.
 struct ReadyGradients : torch::autograd::Function<ReadyGradients> {
   using Needed = std::array<bool, 2>;
 
@@ -83,7 +84,7 @@ struct ReadyGradients : torch::autograd::Function<ReadyGradients> {
     const variable_list saved = ctx.get_saved_variables();
     const double factor = value_of(grad);
     const auto times_factor = [&](const Tensor& gradient) {
-      // two references: of the saved variable, which is released after this, and of `saved`
+      // two references: that of the saved variable, which is released after this, and that in `saved`
       const bool take = may_take && factor == 1.0 && gradient.use_count() == 2;
       return take ? gradient : scaled(gradient.contiguous(), factor);
     };
@@ -101,7 +102,7 @@ struct ReadyGradients : torch::autograd::Function<ReadyGradients> {
   }
 };
 
-// What torch points to its nodes by: an intrusive pointer, in older releases a shared one.
+// Makes a node. torch holds its nodes by an intrusive pointer, older releases by a shared one.
 template <class Made, class Pointer = std::remove_cvref_t<decltype(std::declval<const Tensor&>().grad_fn())>>
 Pointer new_node(Made*& made) {
   if constexpr (std::is_same_v<Pointer, std::shared_ptr<torch::autograd::Node>>) {
@@ -115,8 +116,8 @@ Pointer new_node(Made*& made) {
   }
 }
 
-// A node without what Function::apply stores and CppNode::apply looks up for functions of any kind; compiled autograd
-// takes it for that of the function.
+// The node of ReadyGradients, without what Function::apply stores and CppNode::apply looks up for functions in general.
+// Compiled autograd takes it for an ordinary node of ReadyGradients.
 struct ReadyNode final : torch::autograd::CppNode<ReadyGradients> {
   variable_list apply(variable_list&& grads) override {
     const std::lock_guard<std::mutex> lock(mutex_);

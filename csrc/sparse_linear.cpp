@@ -20,9 +20,9 @@
 namespace jocor_fast {
 namespace {
 
-// Shares `rows` rows or groups between the threads. Where it stays in the cache, a thread has the same columns of the
-// weight, which has `inputs` rows, in every operator: shared by rows, two cores would read what the other has written,
-// and Adam took longer with two threads than with one. A larger weight is read whole rows at a time.
+// Splits `rows` rows or groups between the threads. If a tile of the weight, which has `inputs` rows, stays in the
+// cache, a thread has the same columns in every operator: split by rows, two cores would read what the other has
+// written, and Adam took longer with two threads than with one. A larger weight is split by rows, which are read whole.
 template <class Work>
 void share_out(int64_t rows, int64_t inputs, int64_t width, int64_t numbers_a_row, const Work& work) {
   const int64_t useful = std::max<int64_t>(1, rows * numbers_a_row / kNumbersPerThread);
@@ -50,7 +50,7 @@ void check_width(const Tensor& weight, const char* name) {
                     weight.size(1));
 }
 
-// Every index is checked here: a row of the weight that is not there would be read.
+// Every index is checked here: a wrong one would be read outside the weight.
 SparseRows check_rows(const Tensor& starts, const Tensor& columns, const Tensor& values, int64_t inputs) {
   check_tensor(starts, "starts", at::kInt, 1);
   check_tensor(columns, "columns", at::kInt, 1);
@@ -70,7 +70,7 @@ SparseRows check_rows(const Tensor& starts, const Tensor& columns, const Tensor&
 
 }  // namespace
 
-// Of dense rows [N, D] in uint8 or float32 what is not 0 -> starts, columns, and values times `scale`
+// The entries that are not 0 of dense rows [N, D], uint8 or float32 -> starts, columns, and values times `scale`
 std::tuple<Tensor, Tensor, Tensor> rows_without_zeros(const Tensor& inputs, double scale) {
   TORCH_CHECK_VALUE(
       inputs.dim() == 2 && inputs.is_contiguous() && inputs.size(1) <= std::numeric_limits<int32_t>::max(),
@@ -173,8 +173,8 @@ Tensor sparse_linear(const Tensor& starts, const Tensor& columns, const Tensor& 
 
 namespace {
 
-// The entries of some rows by column, each column's in the order of the rows: a sum has one order with any number of
-// threads. The columns come in the order in which they first occur.
+// The entries of some rows, grouped by column, each column's in the order of the rows: the order of a sum does not
+// depend on the number of threads. The columns come in the order in which they first occur.
 struct Groups {
   std::vector<int32_t> columns, starts{0}, rows;
   std::vector<float> values;
@@ -277,8 +277,8 @@ std::tuple<Tensor, Tensor> sparse_linear_gradient(const Tensor& starts, const Te
   return {found, gradients};
 }
 
-// A step of Adam (torch.optim.Adam), the last of `steps`, in place on a weight [inputs, width], with the gradient that
-// sparse_linear_gradient returns of these rows; it is not stored.
+// A step of Adam (torch.optim.Adam), the last of `steps`, in place on a weight [inputs, width]. Its gradient is what
+// sparse_linear_gradient would return for these rows; it is not stored.
 void sparse_adam_step_(const Tensor& weight, const Tensor& moments, const Tensor& squares, const Tensor& seen,
                        const Tensor& current, const Tensor& steps, const Tensor& starts, const Tensor& columns,
                        const Tensor& values, const Tensor& rows, const Tensor& grad, double beta2, double epsilon) {
@@ -296,7 +296,7 @@ void sparse_adam_step_(const Tensor& weight, const Tensor& moments, const Tensor
   for (const int32_t column : groups.columns) params.seen[column] = params.current[column] = params.step;
 }
 
-// Make the updates that the rows int32 (each any number of times; all of them where undefined) have deferred.
+// Make the deferred updates of the rows int32, which may repeat; of all rows if undefined.
 void sparse_adam_catch_up_(const Tensor& weight, const Tensor& moments, const Tensor& squares, const Tensor& seen,
                            const Tensor& current, const Tensor& steps, const std::optional<Tensor>& rows, double beta2,
                            double epsilon) {

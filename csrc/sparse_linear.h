@@ -1,6 +1,6 @@
 // A linear layer on sparse rows, and Adam on the few rows of its weight that a step has a gradient for. No torch.
 //
-// The weight is stored [inputs, width]: what a number of the input is multiplied with is contiguous. `width`, the
+// The weight is stored [inputs, width]: the weights that one input is multiplied with are contiguous. `width`, the
 // number of outputs, is a multiple of kWidthUnit: no kernel has a tail.
 #pragma once
 
@@ -9,14 +9,14 @@
 namespace jocor_fast {
 
 constexpr int64_t kWidthUnit = 16;  // floats: the widest vector
-constexpr int64_t kTileWidth = 48;  // a multiple of it: the columns of the weight that are summed at once
+constexpr int64_t kTileWidth = 48;  // columns of the weight that are summed at once; a multiple of kWidthUnit
 
-// Whether a tile of the weight, all its rows, stays in a core's second cache.
+// Whether a tile of the weight, all its rows, stays in a core's L2 cache.
 inline bool tile_stays_in_cache(int64_t inputs) {
   return inputs * kTileWidth * static_cast<int64_t>(sizeof(float)) <= 1 << 19;
 }
 
-// What one thread does of an operator: its rows or groups begin … end − 1, in the columns first … last − 1 of the
+// One thread's part of an operator: its rows or groups begin … end − 1, in the columns first … last − 1 of the
 // weight, multiples of kWidthUnit.
 struct Share {
   int64_t begin, end;
@@ -41,8 +41,8 @@ struct SparseLinearParams {
   int64_t width;
 };
 
-// gradients[u] = sum of values[e] * grad[rows[e]] over the entries e of group u, starts[u] … starts[u + 1] − 1: those
-// of one column.
+// gradients[u] = sum of values[e] * grad[rows[e]] over the entries e of group u, starts[u] … starts[u + 1] − 1. A group
+// holds the entries of one column.
 struct SparseGradientParams {
   const int32_t* starts;
   const int32_t* rows;
@@ -52,8 +52,8 @@ struct SparseGradientParams {
   int64_t width;
 };
 
-// What a step of Adam multiplies with, of every step since the first. A row without a gradient defers its updates: they
-// follow from these numbers and from its moments, which only decay, when the row is next read.
+// The factors of one step of Adam; kept for every step since the first. A row without a gradient defers its updates:
+// they follow from these numbers and from its moments, which only decay, when the row is next read.
 struct AdamStep {
   double beta1;
   double rate;  // lr / (1 − beta1^s)
@@ -79,11 +79,11 @@ namespace cpu {
 
 void sparse_linear(const SparseLinearParams& params, const Share& share);
 void sparse_gradients(const SparseGradientParams& params, const Share& share);
-// Make the updates that the rows rows[begin … end − 1], which differ, have deferred, up to params.step. What they have
-// made is for the caller to note, when all columns have it.
+// Make the deferred updates, up to params.step, of the rows rows[begin … end − 1], no row twice. It is for the caller
+// to note in params.current that they are made, once all columns have them.
 void sparse_adam_catch_up(const SparseAdamParams& params, const int32_t* rows, const Share& share);
-// Take params.step with the gradients of the groups, which are not stored: of the rows columns[u]. Each has made its
-// updates up to the step before; that it has made this one is for the caller to note.
+// Take params.step for the rows columns[u], with the gradients of the groups, which are not stored. The rows must have
+// made their updates up to the step before; it is for the caller to note that they have taken this one.
 void sparse_adam_step(const SparseAdamParams& params, const SparseGradientParams& gradient, const int32_t* columns,
                       const Share& share);
 

@@ -20,16 +20,19 @@
 
 namespace jocor_fast {
 
-// Of float32 to read or write, about: for fewer a second thread, on a busy core, costs more than it saves.
+// About how many float32 a thread must read or write: with fewer, a second thread on a busy core costs more than it
+// saves.
 constexpr int64_t kNumbersPerThread = 32768;
 
-// Calls body(first row, row past the last) for the share of each thread, of rows with so many numbers each.
+// Calls body(first row, row past the last) for each thread's share of `rows` rows, each of which reads or writes
+// `numbers` numbers.
 template <class Body>
 void split_rows(int64_t rows, int64_t numbers, const Body& body) {
   at::parallel_for(0, rows, std::max<int64_t>(1, kNumbersPerThread / std::max<int64_t>(1, numbers)), body);
 }
 
-// The same for a step that returns the first row with an invalid label, or kNoBadLabel; raises for the first of all.
+// The same for a step that returns the first row with an invalid label in its share, or kNoBadLabel; raises the error
+// of the first such row of all.
 template <class Body>
 void split_labelled_rows(const LabelledRows& rows, const Body& body) {
   constexpr int64_t kNone = std::numeric_limits<int64_t>::max();

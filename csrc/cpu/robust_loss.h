@@ -81,8 +81,8 @@ JF_INLINE void robust_gradient(const Logit* z, int64_t classes, int64_t label,
   const Real max = largest_of_columns<Real>(classes, columns);
 
   for_each_vector<Real>(classes, [&](int64_t j, int n, auto whole) __attribute__((always_inline)) {
-    // columns past an int32 away cannot be the label of this vector
     const int64_t offset = label - j;
+    // -1, no lane, if the label is not in this vector; if it is, the offset fits into an int32
     const Index lane_of_label = static_cast<Index>(offset >= 0 && offset < n ? offset : -1);
     const V label_part = lane_numbers == lane_of_label ? at_label : V{};
     const V shifted = columns(j, n, whole) - max;

@@ -16,8 +16,8 @@ class LabelParts {
   }
 
   JF_INLINE Vector<Real> of(int64_t column, int n) const {
-    // columns past an int32 away cannot be the label of this vector
     const int64_t offset = label_ - column;
+    // -1, no lane, if the label is not in this vector; if it is, the offset fits into an int32
     const auto lane = static_cast<typename Lanes<Real>::Index>(offset >= 0 && offset < n ? offset : -1);
     return lane_numbers_ == lane ? gradient_ : Vector<Real>{};
   }
@@ -71,8 +71,8 @@ JF_INLINE void row_gradient(const LogitPair& pair, const Logit* z1, const Logit*
   });
 }
 
-// The same, to the bit, of a row whose exponentials lie where its gradients come to. Without KL one of them may be
-// null.
+// The same, bit for bit, for a row whose exponentials lie in the memory of its gradients. Without KL one of these may
+// be null.
 template <class Real, bool kWithKl>
 JF_INLINE void kept_row_gradient(const LogitPair& pair, const Real* z1, const Real* z2, int64_t label,
                                  const RowStatistics<Real>& statistics, const KeptRow<Real>& kept, Real weight1,

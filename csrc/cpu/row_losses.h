@@ -7,9 +7,9 @@
 
 namespace jocor_fast::cpu::JF_ISA {
 
-// Exponentials are kept from one phase to the next: a block holds as many rows as keep them in the first-level cache.
-// Rows longer than that are blocks of their own that compute them again. Where the gradient follows the exponentials
-// are kept in its place, for the rows of all blocks.
+// Where a row's exponentials are kept for the phases and steps that follow. `block`: in the block, which takes as many
+// rows as fit in the first-level cache. `all`: in the memory of the gradients, if these are computed next. `nothing`:
+// they are not needed (lambda = 0), or the row is too long; it is then a block of its own and computes them again.
 enum class Keep { nothing, block, all };
 
 constexpr int64_t kKeptExponentials = 2048;  // of each network
@@ -23,7 +23,7 @@ struct Block {
   alignas(64) Real sum1[kBlockRows], sum2[kBlockRows];          // of exp(z - max)
   alignas(64) Real log_sum1[kBlockRows], log_sum2[kBlockRows];  // lse without its large part, the maximum
   alignas(64) Real kl12[kBlockRows], kl21[kBlockRows], symmetric_kl[kBlockRows];
-  Vector<Real> lanes[3][kBlockRows];  // of which a phase makes such numbers
+  Vector<Real> lanes[3][kBlockRows];  // what a phase adds up in vectors, from which it makes the numbers above
   Real* kept1[kBlockRows];            // a row's exponentials, where they are kept
   Real* kept2[kBlockRows];
   alignas(64) Real exp1[kKeptExponentials], exp2[kKeptExponentials];
@@ -68,8 +68,8 @@ JF_INLINE void sum_exponentials(Block<Logit>& block, int64_t rows, int64_t class
   sum_rows<Real>(block.lanes[1], rows, block.sum2);
 }
 
-// The lanes of KL(p || q), KL(q || p) and J of a row. Finite: whether no logit is -inf; their sums are not finite where
-// that is wrong.
+// The sums, by lanes, for KL(p || q), KL(q || p) and J of a row. `Finite`: whether no logit is -inf, an assumption; the
+// sums are not finite where it is wrong.
 template <class Logit, Keep kKept, class Finite>
 JF_INLINE std::array<Vector<RealOf<Logit>>, 3> divergences(const Block<Logit>& block, int64_t r, int64_t classes,
                                                            const JointLoss<RealOf<Logit>>& loss, Finite) {

@@ -1,6 +1,6 @@
-// How a row comes to the lanes of vectors; steps 1 and 3 share it. The last, partial vector is filled with -inf, a
-// class of probability 0: the formulas need no tail of their own, and a row's result does not depend on its place in
-// the batch.
+// How the columns of a row come to the lanes of vectors; steps 1 and 3 share it. The last, partial vector is filled
+// with -inf, a class of probability 0: the formulas need no tail of their own, and a row's result does not depend on
+// its place in the batch.
 //
 // Included by one .cpp file per instruction set (see simd.h).
 #pragma once
@@ -128,7 +128,7 @@ JF_INLINE std::pair<Real, Real> row_maxima(const Logit* z1, const Logit* z2, int
 // from start to end is one long chain (128 x 10: 1.6 times as long).
 constexpr int64_t kBlockRows = 16;
 
-// Of a block's rows, and where that is faster of as many as fill whole vectors.
+// Reduces the vector of each row of a block to a number; where that is faster, of as many rows as fill whole vectors.
 template <class Real, class Op>
 JF_INLINE void reduce_rows(const Vector<Real>* vectors, int64_t rows, Real* results, Op op) {
   if (rows <= Lanes<Real>::count / 4) {
@@ -148,7 +148,8 @@ JF_INLINE void take_logarithms(const Real* sums, Real* logarithms) {
   for (int64_t r = 0; r < kBlockRows; r += Lanes<Real>::count) store(logarithms + r, logarithm(load(sums + r)));
 }
 
-// Of the exponentials of a row, by their logarithm: so they are the same wherever they are computed.
+// 1 / (the sum of a row's exponentials), computed from its logarithm, for the logarithm is what a gradient is given:
+// the bits are the same wherever this is computed.
 template <class Real>
 JF_INLINE Vector<Real> inverse_sums(Vector<Real> log_sums) {
   return exp_nonpositive(-log_sums);

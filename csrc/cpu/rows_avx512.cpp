@@ -1,5 +1,6 @@
 // The row kernels for AVX-512. The target is set here and not by a compiler flag: any build system may compile this
-// file. The standard headers stand before it: nothing of theirs is compiled for it.
+// file. The standard headers are included before it: none of their functions may be compiled for it, for the linker
+// could choose that copy for the whole program.
 #if defined(__x86_64__)
 #include <immintrin.h>
 

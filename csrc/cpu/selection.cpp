@@ -17,8 +17,8 @@ bool only_differing_rows(const SelectionParams& params) {
          params.row_state + params.rows;
 }
 
-// The keys of some rows, RankedRows::kNoCandidate for a row that cannot be chosen. All sweeps read their rows by this,
-// a block at a time: the loops over the keys hold nothing else.
+// The keys of a block of rows, RankedRows::kNoCandidate for a row that cannot be chosen. All sweeps read their rows
+// through for_each_block: their own loops handle keys alone.
 constexpr int64_t kBlock = 512;
 
 template <class Real>
@@ -41,7 +41,7 @@ void for_each_block(const RankedRows<Real> rows, int64_t num_rows, Use use) {
   }
 }
 
-// What one sweep finds out. Losses share their leading bits: digits of the keys themselves would fall into a few
+// What the first sweep finds out. Losses share their leading bits: digits of the keys themselves would fall into a few
 // bins; digits of their distance from the lowest key tell the rows apart in one or two further sweeps.
 template <class Bits>
 struct Candidates {

@@ -60,7 +60,8 @@ JF_INLINE V larger(V a, V b) {
   return a > b ? a : b;  // a NaN in `a` is dropped: the sum of exponentials meets it again
 }
 
-// The compiler makes two instructions of the above where there is one that does just that.
+// The compiler makes two instructions of the above where one does the same. Here and below a _mm512_maskz_ with all
+// lanes stands for the plain intrinsic, which GCC 12's header starts from an uninitialised vector: -Wuninitialized.
 #if defined(JF_ISA_AVX512)
 JF_INLINE Vector<float> larger(Vector<float> a, Vector<float> b) {
   return bit_cast<Vector<float>>(_mm512_maskz_max_ps(0xffff, bit_cast<__m512>(a), bit_cast<__m512>(b)));
@@ -105,8 +106,9 @@ JF_INLINE Real max_of_lanes(Vector<Real> v) {
                                           [](auto a, auto b) __attribute__((always_inline)) { return larger(a, b); });
 }
 
-// The same of as many vectors as one has lanes, in the same order, to a lane each: of 16 vectors by 45 instructions,
-// one by one 128. A vector of `rows` holds `count` of them in parts; two become one whose parts are half as long.
+// The same for as many vectors as one has lanes, vector i to lane i, in the same order: 45 instructions for 16 vectors,
+// where one by one they take 128. At each level a vector holds count / part of them, each in `part` neighbouring lanes;
+// from two vectors `op` makes one, whose parts are half as long.
 template <class Real, int part, int... I>
 JF_INLINE Vector<Real> half_parts(Vector<Real> a, Vector<Real> b, int second, std::integer_sequence<int, I...>) {
   return second == 0 ? __builtin_shufflevector(a, b, (I / (part / 2) * part + I % (part / 2))...)
@@ -130,10 +132,10 @@ JF_INLINE Vector<Real> reduce_each(const Vector<Real>* vectors, Op op) {
 
 // --- exp(x) for x <= 0 (or NaN), 1 ulp near 0 -----------------------------------------------------------------------
 
-// Results under the smallest normal number may be 0. exp(x) = 2^n exp(r), n = round(x / ln 2), r = x - n ln 2. ln 2 in
-// one part: n times what it lacks is 3e-7 of a result near the smallest number, and less than half an ulp of one that a
-// sum with 1 can notice. exp(r) = 1 + r (1 + r g(r)); g fitted on |r| <= ln 2 / 2 for the least largest relative
-// error, 3.1e-9.
+// Results below the smallest normal number may be 0. exp(x) = 2^n exp(r), n = round(x / ln 2), r = x - n ln 2. ln 2 is
+// one float: n times its rounding error changes a result near the smallest number by 3e-7 of it, and one that is large
+// enough to change a sum with 1 by less than half an ulp. exp(r) = 1 + r (1 + r g(r)); g is fitted on |r| <= ln 2 / 2
+// to minimise the largest relative error, 3.1e-9.
 JF_INLINE Vector<float> exp_reduced(Vector<float> r) {
   Vector<float> g = broadcast(1.3813539988e-03f);
   g = g * r + 8.3687451164e-03f;
@@ -147,7 +149,7 @@ JF_INLINE Vector<float> exp_reduced(Vector<float> r) {
 JF_INLINE Vector<float> exp_nonpositive(Vector<float> x) {
   const float log2_e = 1.44269504f, ln_2 = 0.693147181f;
 #if defined(JF_ISA_AVX512)
-  // vscalefps takes n as it is and rounds to 0 where it must: fewer instructions than the way below
+  // vscalefps multiplies by 2^n for any n, down to 0: fewer instructions than the way below
   const __m512 lowest = _mm512_set1_ps(-105.0f);                                    // exp of it rounds to 0
   const __m512 clamped = _mm512_maskz_max_ps(0xffff, lowest, bit_cast<__m512>(x));  // in this order a NaN stays
   const __m512 n = _mm512_maskz_roundscale_ps(0xffff, clamped * log2_e, _MM_FROUND_TO_NEAREST_INT);
@@ -192,7 +194,7 @@ JF_INLINE Vector<float> logarithm(Vector<float> x) {
   const Bits n = ((bits - 0x3f3504f3) >> 23);
   const Vector<float> f = bit_cast<Vector<float>>(bits - (n << 23)) - 1.0f;
   const Vector<float> n_float = __builtin_convertvector(n, Vector<float>);
-  // log(1 + f) = f - f^2 / 2 + f^3 g(f); g fitted for the least largest relative error, 5.9e-9
+  // log(1 + f) = f - f^2 / 2 + f^3 g(f); g is fitted to minimise the largest relative error, 5.9e-9
   Vector<float> g = broadcast(-7.6344930171e-02f);
   g = g * f + 1.2761575641e-01f;
   g = g * f - 1.3160183064e-01f;
@@ -245,7 +247,7 @@ JF_INLINE float to_float(bfloat16 x) { return bit_cast<float>(uint32_t(x.bits) <
 using Float16Bits = VectorOf<uint16_t, Lanes<float>::count>::type;
 
 JF_INLINE Vector<float> widen(const bfloat16*, Float16Bits bits) {
-#if defined(JF_ISA_AVX2)  // one instruction, of which the compiler makes four
+#if defined(JF_ISA_AVX2)  // the compiler makes four instructions of the widening below
   return bit_cast<Vector<float>>(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bit_cast<__m128i>(bits)), 16));
 #else
   using Bits = VectorOf<uint32_t, Lanes<float>::count>::type;
@@ -284,8 +286,8 @@ JF_INLINE Float16Bits narrow(const float16*, Vector<float> value) {
 #endif
 }
 
-// Tails, n < N: halves of a vector, halves of those, down to one element. A vector read from an array that was written
-// element by element would wait until all of them have reached the cache.
+// Tails, n < N: by halves of a vector, halves of those, down to one element. Loading a vector from an array that was
+// just written element by element would wait until all of them have reached the cache.
 template <class Element, int N>
 JF_INLINE typename VectorOf<Element, N>::type load_first(const Element* source, int n, Element fill) {
   using Whole = typename VectorOf<Element, N>::type;

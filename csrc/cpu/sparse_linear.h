@@ -9,8 +9,9 @@
 namespace jocor_fast::cpu::JF_ISA {
 
 constexpr int kLanes = Lanes<float>::count;
-// Calls tile(number of vectors, first column) for the columns j … last − 1; so many vectors are summed in registers,
-// and half as many where columns remain.
+
+// Calls tile(number of vectors, first column) for the columns j … last − 1: kTileVectors vectors at a time, which are
+// summed in registers, then fewer for the columns that remain.
 template <int kTileVectors, class Tile>
 JF_INLINE void for_each_tile(int64_t j, int64_t last, const Tile& tile) {
   static_assert(kTileVectors * kLanes % kWidthUnit == 0, "columns would be left out");
@@ -33,7 +34,7 @@ JF_INLINE void add_weighted(Vector<float> (&sums)[vectors], const float* rows, i
   }
 }
 
-// Of several rows at once: what one waits for, another computes.
+// A tile of several rows at once: while one waits, another computes.
 template <int vectors, int rows>
 JF_INLINE void linear_tile(const SparseLinearParams& params, int64_t i, int64_t j) {
   const SparseRows& input = params.input;
@@ -61,9 +62,8 @@ JF_INLINE void linear_tile(const SparseLinearParams& params, int64_t i, int64_t 
   }
 }
 
-// Tile by tile where a tile of the weight stays in the cache, several rows at once; else row by row, and what an entry
-// reads is read whole. The sums are the same. A tile of a row takes half of the registers, or three quarters of
-// AVX-512's thirty-two at 256 outputs.
+// Tile by tile, several rows at once, where a tile of the weight stays in the cache; else row by row, and each row of
+// the weight is read whole, or as much of it as half of the registers can sum. The sums are the same.
 inline void sparse_linear(const SparseLinearParams& params, const Share& share) {
   constexpr int kNarrow = kTileWidth / kLanes, kRows = JF_VECTOR_BYTES == 64 ? 4 : 2,
                 kWide = JF_VECTOR_BYTES == 64 ? 16 : 8;
@@ -82,7 +82,8 @@ inline void sparse_linear(const SparseLinearParams& params, const Share& share) 
   }
 }
 
-// The rows of `grad`, a batch, are read for every group: a tile of them stays in the first cache.
+// Every group reads rows of `grad`, of which there is one for each row of the batch: a tile of them stays in the L1
+// cache.
 constexpr int kGradientVectors = kTileWidth / kLanes * (JF_VECTOR_BYTES == 64 ? 2 : 1);
 
 template <int vectors>
@@ -112,8 +113,9 @@ JF_INLINE Vector<float> square_root(Vector<float> x) {
 #endif
 }
 
-// Step after step, each rounded to float32: the same bits however often a row is caught up on the way. What is less
-// than 1e-8 of the first update is left out: by float32 the others do not change by it.
+// The updates are made one after the other, each rounded to float32: the bits do not depend on how often a row is
+// caught up in between. Updates below 1e-8 of the first are left out: added in float32 they would not change the sum of
+// the others.
 inline void row_catch_up(const SparseAdamParams& params, int64_t row, int64_t first, int64_t last) {
   constexpr int kSteps = 128;  // at a time
   constexpr double kNegligible = 1e-8;
@@ -169,7 +171,7 @@ inline void sparse_adam_step(const SparseAdamParams& params, const SparseGradien
   const int64_t width = params.width;
   for (int64_t first = share.begin; first < share.end; first += kGroups) {
     const int64_t last = share.end - first < kGroups ? share.end : first + kGroups;
-    float keep1[kGroups], keep2[kGroups];  // of the moments, over the steps without a gradient
+    float keep1[kGroups], keep2[kGroups];  // the parts of the moments that remain since the row's last gradient
     for (int64_t u = first; u < last; ++u) {
       const int32_t seen = params.seen[columns[u]];
       double decay1 = 1, decay2 = params.beta2;

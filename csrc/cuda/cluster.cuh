@@ -6,7 +6,7 @@
 
 namespace jocor_fast::cuda {
 
-constexpr int kClusterBlocks = 8;  // what every device with clusters can run, if a partition has not made it too small
+constexpr int kClusterBlocks = 8;  // every device with clusters can run as many, except a partition that is too small
 
 struct Cluster {
   int rank = 0;  // of this block
@@ -34,7 +34,7 @@ struct Cluster {
   }
 };
 
-// That of a kernel with a one-dimensional grid.
+// The cluster of the calling block, in a kernel with a one-dimensional grid.
 __device__ __forceinline__ Cluster cluster_of_block() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   return {static_cast<int>(__clusterRelativeBlockRank()), static_cast<int>(__clusterSizeInBlocks())};

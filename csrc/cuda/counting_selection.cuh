@@ -8,7 +8,7 @@
 namespace jocor_fast::cuda {
 
 template <class Bits>
-constexpr int kKeysAtOnce = 16 / sizeof(Bits);  // that a thread reads in one instruction
+constexpr int kKeysAtOnce = 16 / sizeof(Bits);  // keys that a thread reads in one instruction
 
 template <class Bits>
 struct CountingScratch {
@@ -17,11 +17,11 @@ struct CountingScratch {
   static_assert(kCountingRows % kKeysAtOnce<Bits> == 0);
 };
 
-// Four threads count for a row: more would wait for each other in all that precedes and follows the comparisons.
+// Four threads count for a row: with more, all that precedes and follows the comparisons would take longer.
 inline int threads_of_counting(int64_t rows) { return threads_in_whole_warps(4 * rows, kCountingThreads); }
 
-// How many threads share the counting of one row: the largest power of two that the block has for each row. Its
-// logarithm, for threads are shifted faster than they are divided.
+// The logarithm of how many threads share the counting of one row: the largest power of two, up to a warp, that the
+// block has for each row. A logarithm, since shifting is faster than dividing.
 __device__ __forceinline__ int log_lanes_of_counting(int rows) {
   int log_lanes = 5;
   while (log_lanes > 0 && (rows << log_lanes) > static_cast<int>(blockDim.x)) --log_lanes;
@@ -40,14 +40,16 @@ struct SomeKeys {
 };
 
 // How many keys come before that of `row`: those below it, and those that equal it in lower rows. Each of `lanes`
-// threads, a power of two, counts a share of them, by one comparison a key: in the blocks before the row's own an equal
-// key comes before it too, which `< key + 1` counts; in its own and those behind `< key` does not, and one thread adds
-// those that equal it in its own. (kNoCandidate + 1 is 0: it is never asked for.)
+// threads, a power of two, counts a share of them, with one comparison a key. The keys are read in groups of
+// kKeysAtOnce. In groups before the row's own an equal key comes before it too, which `< key + 1` counts; in its own
+// group and later ones `< key` does not count it, and one thread adds the equal keys of lower rows in its own group.
+// For a row that cannot be chosen or does not exist, key is kNoCandidate, key + 1 is 0, and the result means nothing:
+// the caller does not use it.
 template <class Bits>
 __device__ __forceinline__ int keys_before(const Bits* keys, int rows, Bits key, int row, int lane, int lanes) {
   constexpr int at_once = kKeysAtOnce<Bits>;
   int before = 0;
-#pragma unroll 1  // to unroll it takes a division
+#pragma unroll 1  // unrolling it would need a division
   for (int first = lane * at_once; first < rows; first += lanes * at_once) {
     const SomeKeys<Bits> others(keys, first);
     const Bits limit = first + at_once <= row ? key + 1 : key;
@@ -72,7 +74,7 @@ __device__ __forceinline__ void select_by_counting(const SelectionParams& params
   const RowsToKeep to_keep(params);
   const Rows ranked(params, only_differing_rows(params, [&] { return any_differ_in(params, {0, params.rows}); }));
   const int rows = static_cast<int>(params.rows), threads = blockDim.x;
-  const int whole = (rows + at_once - 1) / at_once * at_once;  // what is read past the last row comes before nothing
+  const int whole = (rows + at_once - 1) / at_once * at_once;  // the keys past the last row's come before none
   int64_t eligible = ranked.all_are_eligible() ? rows : 0, finite = 0;
   for (int first = 0; first < whole; first += threads) {
     const int row = first + threadIdx.x;

@@ -29,7 +29,7 @@ cudaError_t select(const SelectionParams& params, cudaStream_t stream, After aft
                           : launch_selection<float>(params, stream, after);
 }
 
-// Also takes the error from the runtime's memory, where the next call would find it.
+// The text of an error, null for none. Also clears the error in the runtime, where the next check would find it.
 const char* text_of(cudaError_t error) {
   if (error == cudaSuccess) return nullptr;
   cudaGetLastError();

@@ -1,5 +1,5 @@
-// One launch function a step and type. joint_loss.cu chooses the type; the templates are compiled in a .cu file for
-// each type, side by side.
+// One launch function for each step and type. joint_loss.cu chooses the type; the templates are compiled in one .cu
+// file for each type, in parallel.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -14,7 +14,8 @@ namespace jocor_fast::cuda {
 
 inline int64_t divide_up(int64_t count, int64_t by) { return (count + by - 1) / by; }
 
-// Threads of a block that has work for so many: warps without work would still take issue slots.
+// Threads of a block that has work for `wanted` of them, at most `most`: warps without work would still take issue
+// slots.
 inline int threads_in_whole_warps(int64_t wanted, int most) {
   return static_cast<int>(std::min<int64_t>(divide_up(wanted, 32) * 32, most));
 }
@@ -22,7 +23,7 @@ inline int threads_in_whole_warps(int64_t wanted, int most) {
 template <class Logit>
 cudaError_t launch_row_losses(const RowParams& params, cudaStream_t stream);
 
-// Whether one block does both steps, and doing so.
+// Whether one block does both steps; and the launch of that block.
 template <class Logit>
 bool fits_single_block(const LogitPair& pair);
 template <class Logit>

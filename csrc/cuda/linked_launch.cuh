@@ -11,26 +11,27 @@
 
 namespace jocor_fast::cuda {
 
-// In the first kernel of a pair: the second may be scheduled. Early is safe, for it waits for the whole of this one.
+// Called in the first kernel of a pair: from here on the second may be scheduled. An early call is safe, for the second
+// waits until the whole of the first has ended.
 __device__ __forceinline__ void allow_next_kernel() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   cudaTriggerProgrammaticLaunchCompletion();
 #endif
 }
 
-// In the second, before it touches memory: the first has ended and its writes are visible.
+// Called in the second, before it touches memory: returns when the first has ended and its writes are visible.
 __device__ __forceinline__ void wait_for_previous_kernel() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   cudaGridDependencySynchronize();
 #endif
 }
 
-// What is known of a kernel on each device, once it has been asked for.
+// A yes or no about a kernel, asked for once on each device and then remembered.
 class PerDevice {
  public:
-  // `ask(yes)` sets a yes or a no. Its error is a no for this once, and the next call asks again: an error may be one
-  // of the moment, such as that of a call within the capture of a graph. It is taken from the runtime, where the next
-  // check of a launch would find it.
+  // `ask(yes)` sets `yes`. If it fails, the answer is no this time, and the next call asks again: the error may be
+  // temporary, such as that of a call during the capture of a graph. It is cleared, or the next check of a launch would
+  // find it.
   template <class Ask>
   bool operator()(Ask ask) {
     int device = 0;
@@ -55,7 +56,7 @@ class PerDevice {
 
 // Whether a kernel's code, as loaded on the current device, is for compute capability 9.0 or later, and so holds the
 // wait above and the barriers of a cluster. The device's capability does not tell: code for 8.0, compiled from its PTX,
-// runs on later devices too, has no wait, and linked there would be a race.
+// runs on later devices too, but without the wait: to link it there would be a race.
 // `ptxVersion` does: despite its name it is the architecture that the loaded code was written for, a tenth of
 // the __CUDA_ARCH__ it was compiled with (80, 90, 100); CUB chooses its tunings by it. Kernels with the same parameters
 // share one answer: they lie in one file, and a build compiles all files for the same architectures.
@@ -76,10 +77,10 @@ enum class After { everything, linked };
 struct Grid {
   int64_t blocks;
   int threads;
-  bool one_cluster = false;  // all blocks: only where runs_as_cluster says so
+  bool one_cluster = false;  // all blocks form one cluster: only if runs_as_cluster
 };
 
-// What a launch is told, with the attributes that it points to.
+// What cudaLaunchKernelEx is given, with the attributes that it points to.
 struct Configuration {
   cudaLaunchAttribute attributes[2] = {};
   cudaLaunchConfig_t launch = {};

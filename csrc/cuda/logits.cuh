@@ -33,10 +33,10 @@ __device__ __forceinline__ Real minus_infinity() {
   return minus_infinity(Real{});
 }
 
-// exp(x) for x <= 0, as 2^(x log2 e): near 0 it is as good as expf, and where the rounding of the product shows (at
-// 1e-30 in the sixth digit) the result adds nothing to a loss or a gradient. Results under the smallest normal number
-// are 0, as the CPU's may be (simd.h): exp2f, which scales its argument for them and its result back, takes three
-// instructions more.
+// exp(x) for x <= 0, as 2^(x log2 e): near 0 it is as good as expf. Where the rounding of the product shows (for a
+// result of 1e-30 in the sixth digit) the result adds nothing to a loss or a gradient. Results below the smallest
+// normal number are 0, as the CPU's may be (simd.h); exp2f, which scales its argument and its result to keep them,
+// takes three instructions more.
 __device__ __forceinline__ float exponential(float x) {
 #ifdef __CUDACC__
   float power;

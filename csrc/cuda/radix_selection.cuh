@@ -1,6 +1,7 @@
-// The selection of a larger batch: a radix search for the k-th smallest key, eight bits a sweep, then one sweep that
-// writes the choice; in one block, or in a cluster whose blocks take a slice of the rows each. The bits are those in
-// which the batch's keys differ: the leading ones of most losses are alike.
+// The selection of a larger batch: a survey of the keys, a radix search for the k-th smallest of them, eight bits a
+// sweep over the rows, then one sweep that writes the choice. It runs in one block, or in a cluster whose blocks take a
+// slice of the rows each. The search starts at the highest bit of the distance between the lowest and the highest key
+// (the leading bits of most losses are alike) and ends early where no further bit decides: at most sizeof(Bits) sweeps.
 #pragma once
 
 #include "cluster.cuh"
@@ -12,8 +13,8 @@ namespace jocor_fast::cuda {
 
 constexpr int kDigitBits = 8;
 constexpr int kDigits = 1 << kDigitBits;
-constexpr int kNoDigit = kDigits;       // of a key that is not looked for
-constexpr int kCounters = kDigits + 4;  // and what keeps each line of them at a whole number of 16 bytes
+constexpr int kNoDigit = kDigits;       // the counter of keys outside the range that is searched
+constexpr int kCounters = kDigits + 4;  // of a line: kDigits + 1, rounded up to 16 bytes
 
 struct Digit {
   uint32_t value;
@@ -34,9 +35,9 @@ struct Candidates {
 
 template <class Bits>
 struct RadixScratch {
-  alignas(16) uint32_t counters[sizeof(Bits)][kCounters];  // a line a sweep: clearing one needs no barrier of its own
+  alignas(16) uint32_t counters[sizeof(Bits)][kCounters];  // a line for each sweep: all are cleared at once
   alignas(16) uint32_t of_cluster[kDigits];                // a line's sums over the blocks
-  Digit digit;                                             // that a sweep has found
+  Digit digit;                                             // found by the sweep
   Candidates<Bits> of_warp[kMaxWarps], of_block;
   uint32_t ties_of_warp[2][kRowsInRegisters][kMaxWarps];
   int predictions_differ;
@@ -46,13 +47,13 @@ struct RadixScratch {
 
 // --- rows -----------------------------------------------------------------------------------------------------------
 
-// Threads of each of `blocks` that share the rows.
+// Threads of each of the `blocks` that share the rows.
 inline int threads_of_radix(int64_t rows, int blocks) {
   return threads_in_whole_warps(divide_up(rows, int64_t{blocks} * kRowsInRegisters), kRadixThreads);
 }
 
-// Rows of the largest slice. A warp's begin at a whole number of cache lines, as the batch does. In 32 bits, for 64
-// divide slowly.
+// Rows of the largest slice. Slices are whole warps of rows: each begins at a cache line, as the batch does. Computed
+// in 32 bits, for 64-bit divisions are slow.
 __device__ __forceinline__ int64_t rows_of_slice(int64_t rows, int blocks) {
   const uint32_t warps = static_cast<uint32_t>((rows + kWarp - 1) / kWarp), by = static_cast<uint32_t>(blocks);
   return int64_t{warps / by + (warps % by != 0)} * kWarp;
@@ -63,12 +64,12 @@ __device__ __forceinline__ Slice slice_of_block(int64_t rows, Cluster cluster) {
   return {first, Min{}(first + size, rows)};
 }
 
-// Both of what follows call body(rows, keys, eligible) with every thread for kRows rows of each at a time, whose loads
-// are in flight together; rows that cannot be chosen or do not exist have the key kNoCandidate. Rows are counted in 32
-// bits from a round's first on: a GPU computes 64 in twice the instructions or more, and the instructions of a block
-// are what a selection waits for.
+// In both classes below sweep(body) calls body(rows, keys, eligible) with every thread for kRows of its rows at a time,
+// whose loads are in flight together; rows that cannot be chosen or do not exist have the key kNoCandidate. Rows are
+// counted in 32 bits from the first of a round: a GPU computes 64 in twice the instructions or more, and the
+// instructions of a block are what a selection waits for.
 
-// A slice of one round: the keys stay in registers.
+// For a slice of one round: the keys stay in registers.
 template <class Real>
 class KeysInRegisters {
  public:
@@ -90,11 +91,11 @@ class KeysInRegisters {
   int eligible_;
 };
 
-// A longer one: each sweep reads the losses, which mostly come from the cache.
+// For a longer slice: each sweep reads the losses again, mostly from the cache.
 template <class Real>
 class KeysInMemory {
  public:
-  static constexpr int kRows = 4;  // with eight those of float64 spill
+  static constexpr int kRows = 4;  // with eight the keys of float64 spill
 
   __device__ __forceinline__ KeysInMemory(const RankedRows<Real>& ranked, Slice slice)
       : ranked_(ranked), slice_(slice) {}
@@ -126,7 +127,8 @@ __device__ __forceinline__ Candidates<Bits> candidates_of_warp(const Candidates<
           reduce_lanes<kWarp>(of_lane.finite, Sum{}), reduce_lanes<kWarp>(of_lane.eligible, Sum{})};
 }
 
-// Of all rows. Every thread must call this, and what any wrote before it to its block can be read after it.
+// The candidates of all rows. Every thread must call this. What any thread of a block wrote to shared memory before the
+// call, all its threads can read afterwards.
 template <class Keys, class Bits>
 __device__ __forceinline__ Candidates<Bits> survey(const Keys& rows_and_keys, RadixScratch<Bits>& scratch,
                                                    Cluster cluster) {
@@ -167,27 +169,27 @@ __device__ __forceinline__ bool any_differ_in_cluster(const SelectionParams& par
 
 // --- the k-th smallest key ------------------------------------------------------------------------------------------
 
-// The counters of a sweep over all blocks. Every thread must call this when it has counted.
+// A sweep's counters, summed over all blocks. Every thread must call this when it has counted its rows.
 template <class Bits>
 __device__ __forceinline__ const uint32_t* add_up_counters(RadixScratch<Bits>& scratch, int sweep, Cluster cluster) {
   cluster.sync();  // every row is counted before any counter is read
   if (cluster.blocks == 1) return scratch.counters[sweep];
-#pragma unroll 1  // to unroll it takes a division
+#pragma unroll 1  // unrolling it would need a division
   for (int i = threadIdx.x; i < kDigits; i += blockDim.x) {
     uint32_t of_blocks[kClusterBlocks], sum = 0;
 #pragma unroll
-    for (int block = 0; block < kClusterBlocks; ++block) {  // a load without a condition waits for no other
+    for (int block = 0; block < kClusterBlocks; ++block) {  // without a condition all loads are in flight together
       of_blocks[block] = cluster.shared_of(block < cluster.blocks ? block : 0, scratch.counters[sweep])[i];
     }
 #pragma unroll
     for (int block = 0; block < kClusterBlocks; ++block) sum += block < cluster.blocks ? of_blocks[block] : 0;
-    scratch.of_cluster[i] = sum;  // those of the sweep before were read before the barrier above
+    scratch.of_cluster[i] = sum;  // the last sweep's sums were read before the barrier above
   }
   __syncthreads();  // every counter is added up before any sum is read
   return scratch.of_cluster;
 }
 
-// The digit of the `remaining`-th smallest counted key, by a whole warp.
+// The digit of the `remaining`-th smallest key that was counted. Every lane of a warp must call this.
 __device__ __forceinline__ Digit digit_of_rank(const uint32_t* counters, uint32_t remaining) {
   constexpr int per_lane = kDigits / kWarp;
   const int lane = lane_of_thread();
@@ -217,7 +219,7 @@ __device__ __forceinline__ Digit digit_of_rank(const uint32_t* counters, uint32_
           __shfl_sync(kWholeWarp, digit.count, owner)};
 }
 
-// The same for the block, by one of its warps: were each to find it, they would wait longer for one another's
+// The same for the block, found by one of its warps: if every warp searched, they would wait longer for one another's
 // instructions than for the barrier. Every thread must call this.
 __device__ __forceinline__ Digit find_digit(const uint32_t* counters, uint32_t remaining, Digit& found) {
   if (warp_of_thread() == 0) {
@@ -233,18 +235,17 @@ template <class Bits>
 struct Threshold {
   Bits key;
   uint32_t ties;
-  uint32_t ties_before;  // of the rows that have it, in the slices before this block's; 0 where there are no `ties`
+  uint32_t ties_before;  // rows that have it in the slices before this block's; 0 if `ties` is 0
 };
 
 __device__ __forceinline__ int leading_zeros(uint32_t bits) { return __clz(static_cast<int>(bits)); }
 __device__ __forceinline__ int leading_zeros(uint64_t bits) { return __clzll(static_cast<long long>(bits)); }
 
-// That of the k smallest keys of more than k candidates. Every thread must call this.
+// The threshold of the k smallest keys, 0 < k < the number of candidates. Every thread must call this.
 template <class Keys, class Bits>
 __device__ __forceinline__ Threshold<Bits> find_threshold(const Keys& rows_and_keys, const Candidates<Bits>& all,
                                                           int64_t k, RadixScratch<Bits>& scratch, Cluster cluster) {
-  // The k-th smallest key is `lowest` or above it by less than 2^(shift + 8): its next digit is what it is above, rid
-  // of the last `shift` bits.
+  // The k-th smallest key lies in [lowest, lowest + 2^(shift + 8)): its next digit is (key - lowest) >> shift.
   const Bits range = static_cast<Bits>(all.end - 1 - all.lowest);
   int shift = Max{}(static_cast<int>(sizeof(Bits) * 8) - leading_zeros(range) - kDigitBits, 0);
   Bits lowest = all.lowest;
@@ -254,8 +255,8 @@ __device__ __forceinline__ Threshold<Bits> find_threshold(const Keys& rows_and_k
     rows_and_keys.sweep([&](const SteppedRows&, const auto& keys, int) {
 #pragma unroll
       for (int i = 0; i < Keys::kRows; ++i) {
-        const Bits above = keys[i] - lowest;  // of a lower key a large number
-        // A GPU has an instruction that adds 1, for lanes with the same counter at once.
+        const Bits above = keys[i] - lowest;  // a lower key wraps round, past every digit
+        // A GPU has an instruction for adding 1, which serves all lanes with the same counter at once.
         atomicAdd(&counters[Min{}(static_cast<Bits>(above >> shift), Bits{kNoDigit})], 1u);
       }
     });
@@ -279,7 +280,8 @@ __device__ __forceinline__ Threshold<Bits> find_threshold(const Keys& rows_and_k
 
 // --- the choice -----------------------------------------------------------------------------------------------------
 
-// Hands out the ties, round by round: in each the first row of every thread, then the second of every thread ...
+// Gives the ties to the lowest rows, round by round: in each to the first row of every thread, then to the second of
+// every thread ...
 template <class Bits>
 struct TieBreaker {
   const Threshold<Bits>& threshold;
@@ -323,7 +325,7 @@ __device__ __forceinline__ double write_choice(const SelectionParams& params, co
   TieBreaker<Bits> ties{threshold, ties_of_warp};
   double share = 0;
   rows_and_keys.sweep([&](const SteppedRows& rows, const auto& keys, int) {
-    uint32_t chosen = 0;  // a bit for each row, for truth values fill what few predicates a GPU has
+    uint32_t chosen = 0;  // a bit for each row: truth values would use up a GPU's few predicate registers
 #pragma unroll
     for (int i = 0; i < Keys::kRows; ++i) chosen |= keys[i] < threshold.key ? 1u << i : 0;
     if (threshold.ties > 0) chosen |= ties.take(keys);

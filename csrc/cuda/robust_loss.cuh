@@ -85,7 +85,8 @@ __global__ void __launch_bounds__(kRowMappings[mapping_index].threads)
   }
 }
 
-// The sum over the classes takes a second reading, relative to the maximum: without it large logits would cost digits.
+// For the sum over the classes the row is read a second time, relative to the maximum: without it large logits would
+// cost digits.
 template <class Logit, int N>
 __global__ void __launch_bounds__(kBlockRowThreads)
     robust_losses_by_block(const __grid_constant__ RobustRowParams params) {
@@ -132,7 +133,7 @@ struct RobustTask {
   int64_t label;
 };
 
-// Writes the zeros of a row that does not train, by its `lanes` threads; what is left to do is the result.
+// If the row does not train, its `lanes` threads write its zeros. Returns what is left to do.
 template <int N, class Logit>
 __device__ __forceinline__ RobustTask<Logit> begin_row(const RobustGradientParams& params, int64_t row, int lane,
                                                        int lanes) {
@@ -168,7 +169,7 @@ __device__ __forceinline__ void write_gradient(const RobustTask<Logit>& task, in
   const int label_at = ahead >= 0 && ahead < N ? static_cast<int>(ahead) : N;
 #pragma unroll
   for (int i = 0; i < N; ++i) {
-    const Real shifted = values[i] - max;  // the maximum leaves first: lse, as large as the logits, would take digits
+    const Real shifted = values[i] - max;  // max is subtracted first: lse, as large as the logits, would cost digits
     const Real p = exponential(shifted - task.statistics.log_sum);
     const Real class_part = shifted == minus_infinity<Real>() ? Real(0) : task.statistics.unmasked;
     const Real label_part = i == label_at ? task.statistics.label : Real(0);
@@ -177,7 +178,8 @@ __device__ __forceinline__ void write_gradient(const RobustTask<Logit>& task, in
   store_columns<N>(task.gradient + column, slopes);
 }
 
-// `classes` is a multiple of N. Rows that have nothing to read, or lie past the last one, go along with zeros.
+// `classes` is a multiple of N. The shuffles want every lane of the warp: rows that have nothing to read, or lie past
+// the last one, take part with zeros.
 template <class Logit, int mapping_index, int N>
 __global__ void __launch_bounds__(kRowMappings[mapping_index].threads)
     robust_gradients_in_registers(const __grid_constant__ RobustGradientParams params) {

@@ -1,5 +1,5 @@
 // Step 3: gradients of the weighted sum of the chosen rows' losses. A row lies in registers or is looped over by a
-// block, as in step 1: the four saved numbers leave out its maxima, which are found again. A row that trains neither
+// block, as in step 1. Its maxima are not among the four saved numbers and are found again. A row that trains neither
 // network costs its zeros only: its logits are not read.
 #pragma once
 
@@ -42,8 +42,7 @@ __device__ __forceinline__ void zero_row(Logit* gradient, int64_t classes, int l
   }
 }
 
-// Writes the zeros of the networks that the row does not train, by its `lanes` threads; what is left to do is the
-// result.
+// The row's `lanes` threads write the zeros of the networks that it does not train. Returns what is left to do.
 template <int N, class Logit>
 __device__ __forceinline__ RowTask<Logit> begin_row(const GradientParams& params, int64_t row, int lane, int lanes) {
   using Real = RealOf<Logit>;
@@ -84,11 +83,11 @@ __device__ __forceinline__ void write_gradients(const RowTask<Logit>& task, int6
                                                 RealOf<Logit> max1, RealOf<Logit> max2) {
   using Real = RealOf<Logit>;
   Real slopes1[N], slopes2[N];
-  const int64_t ahead = task.label - column;  // compared in 32 bits: in 64 the registers of 10.0 do not suffice
+  const int64_t ahead = task.label - column;  // compared in 32 bits: with 64 the code for 10.0 spills
   const int label_at = ahead >= 0 && ahead < N ? static_cast<int>(ahead) : N;
 #pragma unroll
   for (int i = 0; i < N; ++i) {
-    // the maximum leaves first: lse, as large as the logits, would take digits along
+    // the maximum is subtracted first: lse, as large as the logits, would cost digits
     const Real log_p = (values1[i] - max1) - task.statistics.log_sum1;
     const Real log_q = (values2[i] - max2) - task.statistics.log_sum2;
     const Real p = exponential(log_p), q = exponential(log_q);
@@ -108,13 +107,13 @@ __device__ __forceinline__ void write_gradients(const RowTask<Logit>& task, int6
   if (task.gradient2 != nullptr) store_columns<N>(task.gradient2 + column, slopes2);
 }
 
-// Blocks of a multiprocessor at once, at least: 4 of 128 threads leave each 128 registers. Left to itself, ptxas stops
-// at 96 for 10.0, where half-precision logits that are loaded one by one spill.
+// Blocks per multiprocessor in the launch bounds: 4 x 128 threads leave 128 registers each. Left to itself, ptxas takes
+// no more than 96 for 10.0, where half-precision logits that are loaded one by one spill.
 template <class Logit, int N>
 constexpr int kGradientRowBlocks = sizeof(Logit) == 2 && N == 1 ? 4 : 0;  // 0: ptxas chooses
 
-// A row a group of lanes. The shuffles want every lane of the warp, so rows that have nothing to read, or lie past the
-// last one, go along with zeros. `classes` is a multiple of N.
+// One row for each group of lanes. The shuffles want every lane of the warp: rows that have nothing to read, or lie
+// past the last one, take part with zeros. `classes` is a multiple of N.
 template <class Logit, int mapping_index, int N>
 __global__ void __launch_bounds__(kRowMappings[mapping_index].threads, kGradientRowBlocks<Logit, N>)
     row_gradients_in_registers(const __grid_constant__ GradientParams params) {
@@ -155,7 +154,7 @@ __global__ void __launch_bounds__(kBlockRowThreads, kGradientBlocks)
     const RowTask<Logit> task = begin_row<N, Logit>(params, row, threadIdx.x, blockDim.x);
     const bool reads1 = task.reads1(), reads2 = task.reads2();
     if (!reads1 && !reads2) continue;  // all threads alike
-    // what is not read is replaced by what is: it has no influence
+    // logits that must not be read are replaced by the other network's: the result does not depend on them
     const Logit* z1 = reads1 ? first_logit1<Logit>(pair, row) : first_logit2<Logit>(pair, row);
     const Logit* z2 = reads2 ? first_logit2<Logit>(pair, row) : first_logit1<Logit>(pair, row);
     Real max[2] = {minus_infinity<Real>(), minus_infinity<Real>()};

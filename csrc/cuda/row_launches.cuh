@@ -46,11 +46,11 @@ cudaError_t with_vector_width(IsAligned is_aligned, Body body) {
 
 // --- mapping --------------------------------------------------------------------------------------------------------
 
-// Of one network, that a lane's registers hold.
+// Columns of one network that a lane's registers hold.
 template <class Logit>
 constexpr int kMostColumns = kRegisterBytes / sizeof(RealOf<Logit>);
 
-// Whether a line serves such logits: a lane's columns are whole chunks, and no more than these.
+// Whether a line of the table serves this type: a lane's columns are whole chunks, and no more than most_columns.
 template <class Logit>
 constexpr bool is_mapping_of(const RowMapping& mapping, int most_columns = kMostColumns<Logit>) {
   return mapping.columns % kChunk<Logit> == 0 && mapping.columns <= most_columns;
@@ -125,7 +125,7 @@ cudaError_t launch_rows_and_selection(const RowParams& rows, const SelectionPara
 
 template <class Logit>
 cudaError_t launch_row_gradients(const GradientParams& params, cudaStream_t stream) {
-  const auto aligned = [&](int64_t bytes) {  // a row of a gradient has no gap behind it
+  const auto aligned = [&](int64_t bytes) {  // gradients have no gaps: the vector's width must divide a row
     const bool whole = params.pair.classes % (bytes / static_cast<int64_t>(sizeof(Logit))) == 0;
     return whole && rows_are_aligned<Logit>(params.pair, bytes) && is_multiple(params.grad1, bytes) &&
            is_multiple(params.grad2, bytes);

@@ -87,7 +87,7 @@ __device__ __forceinline__ RowLoss<RealOf<Logit>> row_loss_in_registers(const Lo
                              prediction<lanes, columns, kChunk<Logit>>(values2, row.max2, lane);
   }
 
-  // From here on a class is three numbers, of which its divergences are made: two powers and the logits' difference.
+  // From here on a class is three numbers, of which its divergences are made: two exponentials and a difference.
   Real sum1 = 0, sum2 = 0, differences[columns];
 #pragma unroll
   for (int i = 0; i < columns; ++i) {
@@ -116,8 +116,8 @@ __device__ __forceinline__ RowLoss<RealOf<Logit>> row_loss_in_registers(const Lo
   return row;
 }
 
-// The rows of one round of a block, a row a group of lanes; `first_row` is the block's. The shuffles want every lane,
-// so groups past the last row compute that one again and write nothing.
+// The rows of one round of a block, one for each group of lanes; `first_row` is the block's. The shuffles want every
+// lane, so groups past the last row compute that one again and write nothing.
 template <class Logit, int mapping_index, int N>
 __device__ __forceinline__ void rows_of_block(const RowParams& params, int64_t first_row) {
   constexpr RowMapping mapping = kRowMappings[mapping_index];
@@ -133,7 +133,7 @@ __device__ __forceinline__ void rows_of_block(const RowParams& params, int64_t f
   if (lane == 0 && row < pair.rows) write_row(params, row, label.arrived(pair), z1, z2, result);
 }
 
-// Blocks of a multiprocessor at once, at least: 4 of 128 threads leave each 128 registers, which float32 fills. Half
+// Blocks per multiprocessor in the launch bounds: 4 x 128 threads leave 128 registers each, which float32 fills. Half
 // precision, whose logits arrive packed and are widened when all have come, would spill.
 template <class Logit>
 constexpr int kLossBlocks = sizeof(Logit) == 4 ? 4 : 1;

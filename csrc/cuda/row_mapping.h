@@ -12,8 +12,8 @@ struct RowMapping {
   int threads;  // in a block
 };
 
-// A row in registers is read once. A lane holds whole chunks of 16 bytes (kChunk): the first line is none for half
-// precision. Each line's reason:
+// A row in registers is read once. A lane holds whole chunks of 16 bytes (kChunk), which are 8 columns in half
+// precision: that skips the first line. Each line's reason (lanes x columns):
 //   4 x 4:   10 and 14 classes, as most of the paper's data sets have: of the next line's 600 instructions a quarter is
 //            for columns beyond 16 (counted from nvcc's code).
 //   4 x 8:   a 16-byte load a lane covers half-precision rows of 32 classes whole, and two shuffles reduce a row; a
@@ -31,15 +31,17 @@ constexpr RowMapping kRowMappings[] = {
 };
 constexpr int kMappings = sizeof(kRowMappings) / sizeof(kRowMappings[0]);
 constexpr int kBlockRowThreads = 256;  // of a block that loops over one row
-constexpr int kGradientBlocks = 4;  // of them at once, of the gradient: 64 registers a thread, for at 40 float32 spills
+// Such blocks per multiprocessor in the gradient's launch bounds: 4 x 256 threads leave 64 registers each; with the 40
+// that 6 would leave, float32 spills.
+constexpr int kGradientBlocks = 4;
 
-// Bytes of one network's logits, as they are computed, that a lane may hold: what 32 float32 take. For float64 the last
-// line of the table is over it, and such rows are looped over.
+// Most bytes that a lane may hold of one network's logits, in the type they are computed in: 32 float32. The last line
+// of the table exceeds it in float64, and a block loops over such rows.
 constexpr int kRegisterBytes = 128;
 
-// One launch does rows and selection where one block needs at most this many rounds over the batch: by then its rounds
-// cost about what a second, linked launch does (estimated, not measured). Its table lines are those of up to 8 columns
-// a lane, which fit into the 64 registers that a thread of a full block may have.
+// One launch does rows and selection if one block needs at most this many rounds over the batch: with more, its rounds
+// cost about what a second, linked launch does (estimated, not measured). It takes the lines of the table with up to 8
+// columns a lane, which fit into the 64 registers that a thread of a full block may have.
 constexpr int kSingleBlockRounds = 4;
 constexpr int kSingleBlockColumns = 8;
 
@@ -56,11 +58,11 @@ constexpr int kCountingThreads = 1024;  // at most
 constexpr int kRowsInRegisters = 8;
 constexpr int kRadixThreads = 1024;  // at most
 
-// Up to this size the radix search takes one block, above the eight of a cluster: about as long as a full block takes
-// for its instructions a cluster's blocks wait for one another, which hardly depends on the rows (estimated). Each
-// sweep has one such barrier, and its arrival, which releases at the scope of the cluster, compiles to MEMBAR.ALL.GPU
-// and CCTL.IVALL: it flushes the L1 cache, from which slices of more than 8,192 rows read their losses again. The
-// estimate leaves that out, so `python benchmarks/tune_mapping.py` measures this limit first.
+// Up to this size the radix search takes one block, above it the eight of a cluster. These wait for one another about
+// as long as a full block takes for its instructions, for any number of rows (estimated). Each sweep has one such
+// barrier, and its arrival, which releases at the scope of the cluster, compiles to MEMBAR.ALL.GPU and CCTL.IVALL: it
+// flushes the L1 cache, from which slices of more than 8,192 rows read their losses again. The estimate leaves that
+// out, so `python benchmarks/tune_mapping.py` measures this limit first.
 constexpr int64_t kOneBlockRows = 8192;
 
 }  // namespace jocor_fast::cuda

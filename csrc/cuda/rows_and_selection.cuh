@@ -7,8 +7,8 @@
 
 namespace jocor_fast::cuda {
 
-// Threads at most: as many as leave each the registers for kSingleBlockColumns logits of each network: float64's exp
-// alone takes some forty.
+// Most threads of the block: each must have the registers for kSingleBlockColumns logits of each network, and float64's
+// exp alone takes some forty.
 template <class Real>
 constexpr int kSingleBlockThreads = sizeof(Real) == 4 ? 1024 : 256;
 

@@ -8,7 +8,8 @@ template <class Real>
 cudaError_t launch_selection(const SelectionParams& params, cudaStream_t stream, After after) {
   if (params.rows >= int64_t{1} << 32) return cudaErrorInvalidValue;  // its counters have 32 bits
   const auto by_radix = selection_by_radix<Real>;
-  // Asked whatever the size: the warm-up of a graph asks for its capture, also where that has more rows.
+  // Asked whatever the size: a call during the capture of a graph cannot ask, and has the answer of a call before it,
+  // which may have had fewer rows.
   const bool has_clusters = runs_as_cluster(by_radix, kClusterBlocks, kRadixThreads);
   if (params.rows <= kCountingRows) {
     return launch(selection_by_counting<Real>, {1, threads_of_counting(params.rows)}, stream, after, params);

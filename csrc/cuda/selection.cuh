@@ -20,7 +20,7 @@ __device__ __forceinline__ bool only_differing_rows(const SelectionParams& param
   return params.disagreement == Disagreement::required || any_differ();
 }
 
-// Whether they do in a row of this slice. Every thread must call this.
+// Whether the predictions differ in a row of this slice. Every thread must call this.
 __device__ __forceinline__ bool any_differ_in(const SelectionParams& params, Slice slice) {
   int found = 0;
 #pragma unroll 1
@@ -37,8 +37,8 @@ __device__ __forceinline__ Real value_of(const SelectionParams& params, int64_t 
   return params.mean_of == params.losses ? loss_of_key<Real>(key) : static_cast<const Real*>(params.mean_of)[row];
 }
 
-// The sum over the block of each thread's share, for thread 0; nothing is waited for where no mean is wanted. Every
-// thread must call this; `scratch` is shared: kMaxWarps.
+// The sum over the block of each thread's share, for thread 0; without a barrier where no mean is wanted. Every thread
+// must call this; `scratch` is shared: kMaxWarps.
 __device__ __forceinline__ double sum_of_block(const SelectionParams& params, double share, double* scratch) {
   if (params.mean_of == nullptr) return 0;
   const int lane = lane_of_thread(), warp = warp_of_thread();
