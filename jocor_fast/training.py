@@ -296,7 +296,7 @@ def _names(class_names: Sequence[str], table: tuple[str, ...] | None, outputs: i
 def _inputs(name: str, pair: Any, num_workers: int, seed: int) -> Tensor | DatasetInputs:
     """The inputs of a pair (inputs, labels): a Dataset, or a tensor that shares their memory where it can."""
     if not isinstance(pair, (tuple, list)) or len(pair) != 2:
-        hint = "; give (dataset, labels)" if isinstance(pair, Dataset) else ""
+        hint = "; give (dataset, labels)" if isinstance(pair, (Dataset, DataLoader)) else ""
         raise TypeError(f"{name} must be a pair (inputs, labels), got {type(pair).__name__}{hint}")
     inputs = pair[0]
     if isinstance(inputs, Dataset):

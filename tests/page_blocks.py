@@ -5,7 +5,9 @@ a block says what differs, and is not shown:
 
     <!-- test with: --epochs 1 -->   these options are set in those of its commands that have them
     <!-- not run: why -->            its commands are checked, but not run
-    <!-- output -->                  what was printed last holds each of its lines, but for numbers
+    <!-- output -->                  it is what was printed last, line for line but for numbers
+    <!-- output where: condition --> and the condition, in the names of the Python blocks, holds
+    <!-- file: name.py -->           it is written into this file, for a command to run
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import io
 import re
 import shlex
 import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,7 +25,7 @@ from pathlib import Path
 from jocor_fast.cli.program import build_parser, main
 
 ROOT = Path(__file__).resolve().parents[1]
-_COMMENT = r"(?:^<!-- (output|(?:test with|not run): [^\n]*?) -->\n)?"
+_COMMENT = r"(?:^<!-- (output|(?:output where|file|test with|not run): [^\n]*?) -->\n)?"
 _BLOCK = re.compile(rf"{_COMMENT}^```([^\n]*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 LANGUAGES = ("python", "sh", "text", "toml")
 SHELL = ("cat", "cp", "head", "ls", "mkdir")  # may be on a page, and are left to the shell
@@ -62,7 +65,9 @@ class Session:
 
     def run(self, block: Block) -> None:
         """Run a block; an AssertionError where it fails, or prints what the page does not say."""
-        if block.language == "python":
+        if block.comment.startswith("file: "):
+            Path(block.comment.removeprefix("file: ")).write_text(block.text, encoding="utf-8")
+        elif block.language == "python":
             self.printed = _printed(lambda: exec(compile(block.text, "a page", "exec"), self.names))
         elif block.language == "toml":
             Path("settings.toml").write_text(block.text, encoding="utf-8")
@@ -72,9 +77,10 @@ class Session:
         elif block.language == "sh":
             more = shlex.split(block.comment.removeprefix("test with: "))
             self.printed = "".join(_printed(lambda command=command: _run(command, more)) for command in block.commands)
-        elif block.comment == "output":
-            missing = [line for line in map(_shape, block.text.splitlines()) if line not in _shape(self.printed)]
-            assert missing == [], self.printed
+        elif block.comment.startswith("output"):
+            assert _shapes(block.text) == _shapes(self.printed), self.printed
+            condition = block.comment.removeprefix("output").removeprefix(" where: ")
+            assert not condition or eval(condition, self.names), condition
 
 
 def check(command: str) -> None:
@@ -100,6 +106,10 @@ def _run(command: str, more: list[str]) -> None:
     program, *arguments = shlex.split(command)
     if program in SHELL:
         print(subprocess.run(["bash", "-c", command], check=True, capture_output=True, text=True).stdout)
+        return
+    if program == "torchrun":
+        launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", *arguments]  # at a port that is free
+        print(subprocess.run(launch, check=True, stdout=subprocess.PIPE, text=True).stdout)
         return
     assert program == "jocor-fast", f"{command}: say that it is not run, and why"
     if more and build_parser().parse_known_args(_with(arguments, more))[1]:
@@ -127,6 +137,7 @@ def _printed(call: Callable[[], object]) -> str:
     return output.getvalue()
 
 
-def _shape(text: str) -> str:
-    """Return a text without its numbers and its spacing."""
-    return " ".join(re.sub(r"\d+(?:[.,]\d+)*(?:e[-+]?\d+)?", "#", text).split())
+def _shapes(text: str) -> list[str]:
+    """Return the lines of a text without their numbers and spacing, and without empty lines."""
+    lines = re.sub(r"\d+(?:[.,]\d+)*(?:e[-+]?\d+)?", "#", text).splitlines()
+    return [" ".join(line.split()) for line in lines if line.strip()]

@@ -17,7 +17,7 @@ import jocor_fast as jf
 from engine_cases import blobs, small_tanh
 from jocor_fast.cli.program import COMMANDS, main
 from jocor_fast.paper.plan import StepTimes
-from page_blocks import LANGUAGES, ROOT, Session, blocks_of, check
+from page_blocks import LANGUAGES, ROOT, Block, Session, blocks_of, check
 
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
@@ -122,6 +122,20 @@ def test_what_a_page_leaves_unrun_is_noticed_where_it_is_wrong() -> None:
         with pytest.raises(AssertionError):
             check(wrong)
     check("CC=gcc make test MAX_JOBS=2")
+
+
+def test_an_output_that_lacks_a_line_or_breaks_its_condition_is_noticed() -> None:
+    session = Session()
+    session.run(Block("python", "better = 0.9\nprint('first  0.5')\nprint('second', better)\n"))
+    session.run(Block("text", "first 0.4\nsecond 1.0\n", "output where: better > 0.8"))
+    for text, comment in (
+        ("first 0.5\n", "output"),
+        ("second 0.9\nfirst 0.5\n", "output"),
+        ("first 0.5\nsecond 0.9\nthird\n", "output"),
+        ("first 0.5\nsecond 0.9\n", "output where: better > 0.95"),
+    ):
+        with pytest.raises(AssertionError):
+            session.run(Block("text", text, comment))
 
 
 def test_the_way_of_a_new_user_is_that_of_the_readme(
