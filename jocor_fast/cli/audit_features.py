@@ -42,7 +42,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("embeddings, in place of RUN")
     group.add_argument("--features", metavar="FILE", help="embeddings [N, D]: FILE.npy, FILE.npz:KEY or FILE.pt:KEY")
     group.add_argument(
-        "--labels", metavar="FILE", help="their labels, numbers or names, as FILE.csv, FILE.npy … (default: labels in FILE.npz)"
+        "--labels",
+        metavar="FILE",
+        help="their labels, numbers or names (default: labels in FILE.npz)",
     )
     group.add_argument("--names", metavar="FILE.txt", help="class names for the page, a line each")
     group.add_argument("--paths", metavar="FILE.csv", help="the samples' images: columns id,path")
