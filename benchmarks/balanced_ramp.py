@@ -19,6 +19,7 @@ from rich.console import Console
 
 from jocor_fast.files.names import read_metrics, read_summary
 from jocor_fast.paper.experiments import EXPERIMENTS, Cell
+from jocor_fast.paper.plan import expected_forget_rate
 from jocor_fast.paper.run_queue import QueuedRun, make_runs
 from jocor_fast.report.summary import last_mean, mean_and_std
 from record import RESULTS, described
@@ -47,7 +48,7 @@ class Compared:
 
     @property
     def tau(self) -> str:
-        return "adaptive" if self.adaptive else f"{self.cell.config(1).training.forget_rate:g}"
+        return "adaptive" if self.adaptive else f"{expected_forget_rate(self.cell.config(1)):.3g}"
 
     def run(self, balanced: bool, seed: int, work: Path) -> QueuedRun:
         """Return a run, in its folder below `work`, or among MNIST's committed ones where it is finished there."""
@@ -99,8 +100,8 @@ def found(line: Compared, seeds: Sequence[int], work: Path) -> Iterator[dict[str
         run = line.run(balanced, seed, work)
         if run.is_finished:
             metrics = read_metrics(run.folder)
-            share = least_share_of_a_class(metrics)
-            figures = {**last_mean(metrics), "least_share_of_a_class": share}
+            means = {**last_mean(metrics), "least_share_of_a_class": least_share_of_a_class(metrics)}
+            figures = {of: None if mean is None else round(mean, 5) for of, mean in means.items()}
             yield {"data": line.name, "tau": line.tau, "balanced_ramp": balanced, "seed": seed, **figures}
 
 
@@ -122,9 +123,10 @@ def write(rows: Sequence[dict[str, Any]]) -> None:
         gains = [sides[1][seed]["test_accuracy"] - sides[0][seed]["test_accuracy"] for seed in both]
         shown = ", ".join(f"{100 * gain:+.2f}" for gain in gains)
         lines.append([name, tau, *(_figures([side[seed] for seed in both]) for side in sides), shown])
+    foot = f"{described('threads')}, one thread a run; some of MNIST's runs without it, those committed, by an AMD EPYC"
     text = (
         "JoCoR's test accuracy in %, the mean of the last ten epochs; in parentheses the smallest share of a class's\n"
-        f"labels that one of the seeds selected over them, in %.\n\n{markdown_table(HEADER, lines)}\n{described()}\n"
+        f"labels that one of the seeds selected over them, in %.\n\n{markdown_table(HEADER, lines)}\n{foot}\n"
     )
     (FOLDER / "balanced-ramp.md").write_text(text, encoding="utf-8")
     print(text)
