@@ -197,7 +197,8 @@ class JoCoRClassifier(ClassifierMixin, BaseEstimator):
                 raise
             raise type(error)("network", error.problem) from None
         if isinstance(network, nn.Module):
-            outputs = probe_classes([network], sample[None], "X")
+            device = next((parameter.device for parameter in network.parameters()), sample.device)
+            outputs = probe_classes([network], sample[None].to(device), "X")
             if outputs != len(self.classes_):
                 rule = f"must have as many outputs as there are classes, {len(self.classes_)}"
                 raise ArgumentValueError("network", f"{rule}, got {outputs}")
