@@ -122,8 +122,7 @@ inline void set_labels(LabelledRows& labelled, const Tensor& logits, const Tenso
   const bool past_int64 = label < 0 && rows.label_type == LabelType::uint64;
   TORCH_CHECK_VALUE(false, "target must hold labels in [0, ", rows.classes, ")",
                     rows.has_ignore_index ? " or ignore_index" : "", ", got ",
-                    past_int64 ? std::to_string(static_cast<uint64_t>(label)) : std::to_string(label), " in row ", row,
-                    !rows.has_ignore_index && label == -100 ? "; ignore_index=-100 leaves such rows out" : "");
+                    past_int64 ? std::to_string(static_cast<uint64_t>(label)) : std::to_string(label), " in row ", row);
 }
 
 // A logit pair that the kernels can read, and the tensors that own its memory.

@@ -735,7 +735,5 @@ def check_labels(target: Tensor, classes: int, eligible: Tensor, ignore_index: i
     if labels.device.type == "cpu" and not is_compiling() and not torch.equal(valid, eligible):
         row = int((eligible & ~valid).nonzero()[0])
         accepted = f"[0, {classes})" + ("" if ignore_index is None else " or ignore_index")
-        # torch's losses leave these out unasked
-        hint = "; ignore_index=-100 leaves such rows out" if ignore_index is None and labels[row] == -100 else ""
-        raise ValueError(f"target must hold labels in {accepted}, got {target[row]} in row {row}{hint}")
+        raise ValueError(f"target must hold labels in {accepted}, got {target[row]} in row {row}")
     return valid
