@@ -1,7 +1,8 @@
 """JoCoR with and without `--balanced-ramp`, on drawn noise and on labels that people gave: results/balanced-ramp.
 
 The settings of `jocor-fast reproduce mnist`, `fashion-mnist` and `cifar10n`; at symmetric 80 % also with
-`--forget-rate adaptive`. Runs that are finished are not repeated, those of MNIST's table that are committed neither.
+`--forget-rate adaptive`. MNIST's runs without it are those committed in results/reproduce-mnist. Runs that are finished
+are not repeated; the table is of those in the folder.
 
     python benchmarks/balanced_ramp.py [--seeds 3] [--data mnist fashion-mnist cifar10n] [--jobs 2]
 """
@@ -23,7 +24,7 @@ from jocor_fast.paper.plan import expected_forget_rate
 from jocor_fast.paper.run_queue import QueuedRun, make_runs
 from jocor_fast.report.summary import last_mean, mean_and_std
 from record import RESULTS, described
-from tables import csv_text, markdown_table
+from tables import csv_text, markdown_table, with_std
 from training_runs import least_share_of_a_class
 
 DATA = {
@@ -123,7 +124,7 @@ def write(rows: Sequence[dict[str, Any]]) -> None:
         gains = [sides[1][seed]["test_accuracy"] - sides[0][seed]["test_accuracy"] for seed in both]
         shown = ", ".join(f"{100 * gain:+.2f}" for gain in gains)
         lines.append([name, tau, *(_figures([side[seed] for seed in both]) for side in sides), shown])
-    foot = f"{described('threads')}, one thread a run; some of MNIST's runs without it, those committed, by an AMD EPYC"
+    foot = f"{described('threads')}, one thread a run; MNIST's runs without it are those of results/reproduce-mnist"
     text = (
         "JoCoR's test accuracy in %, the mean of the last ten epochs; in parentheses the smallest share of a class's\n"
         f"labels that one of the seeds selected over them, in %.\n\n{markdown_table(HEADER, lines)}\n{foot}\n"
@@ -133,11 +134,8 @@ def write(rows: Sequence[dict[str, Any]]) -> None:
 
 
 def _figures(runs: Sequence[dict[str, Any]]) -> str:
-    mean, std = mean_and_std(run["test_accuracy"] for run in runs)
-    if mean is None:
-        return "not run"
     shares = [run["least_share_of_a_class"] for run in runs if run["least_share_of_a_class"] is not None]
-    shown = f"{100 * mean:.2f}" + ("" if std is None else f" ± {100 * std:.2f}")
+    shown = with_std(*mean_and_std(run["test_accuracy"] for run in runs))
     return shown + (f" ({100 * min(shares):.1f})" if shares else "")
 
 

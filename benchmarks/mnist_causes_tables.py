@@ -35,11 +35,10 @@ from mnist_causes_runs import (
 )
 from published_faults import FAULTS, SECOND_SOFTMAX
 from record import described, machine
-from tables import csv_text, markdown_table
+from tables import NOT_RUN, csv_text, markdown_table, with_std
 from training_runs import least_share_of_a_class
 
 TABLES_BELOW = "<!-- below: python benchmarks/mnist_causes.py --collect -->"
-NOT_RUN = "not run"
 BETA1_TITLE = "β1 .1 from epoch 80"
 COLLAPSE = 0.03  # under the median accuracy of all seeds at a λ
 SHOWN_EPOCHS = (10, 20, 40, 80, 120, 160, 200)  # of label precision
@@ -91,12 +90,6 @@ class Column:
 
 def of_noises(method: str) -> list[Column]:
     return [Column(name, method, noise.title) for name, noise in NOISES.items()]
-
-
-def with_std(mean: float | None, std: float | None) -> str:
-    if mean is None:
-        return NOT_RUN
-    return f"{100 * mean:.2f}" if std is None else f"{100 * mean:.2f} ± {100 * std:.2f}"
 
 
 def against(figures: Sequence[float], target: PaperResult) -> str:

@@ -7,11 +7,20 @@ import io
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+NOT_RUN = "not run"
+
 
 def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """A Markdown table: the first column to the left, figures to the right."""
     lines = [header, ["---", *["---:"] * (len(header) - 1)], *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
+
+
+def with_std(mean: float | None, std: float | None) -> str:
+    """A share and its deviation in %: "97.80 ± 0.05"; without the deviation where it is None."""
+    if mean is None:
+        return NOT_RUN
+    return f"{100 * mean:.2f}" if std is None else f"{100 * mean:.2f} ± {100 * std:.2f}"
 
 
 def csv_text(rows: Iterable[Mapping[str, Any]], comments: Iterable[str]) -> str:
